@@ -1,0 +1,66 @@
+# Every target works from a fresh clone: the environment in .venv is made on first use and brought up to date when
+# pyproject.toml or constraints.txt change. Needs python3 (>= 3.10) with pip and venv, and nothing else.
+#
+# Variables, to be given as in `make install PYTHON=python3.12`:
+#   PYTHON       the interpreter that .venv is made with
+#   INDEX        another package index, for everything
+#   EXTRA_INDEX  a further package index, such as https://download.pytorch.org/whl/cpu for a build of torch without CUDA
+#   CONSTRAINTS  a pip constraints file; the tested versions by default, empty for the newest
+#   ARGS         more arguments for the command that the target runs: make test ARGS="-k pull"
+
+PYTHON ?= python3
+INDEX ?=
+EXTRA_INDEX ?=
+CONSTRAINTS ?= constraints.txt
+ARGS ?=
+
+BIN := .venv/bin
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
+	$(if $(INDEX),--index-url $(INDEX)) $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX)) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test check lint types architecture format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+install: .venv/.installed ## what running d3d needs, in .venv
+install-dev: .venv/.installed-dev ## and what working on d3d needs
+
+demo: .venv/.installed ## a real model answers, plain and with a drafter: equal ids, both times
+	$(BIN)/d3d demo $(ARGS)
+
+test: .venv/.installed-dev ## the test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types architecture test ## everything that CI runs
+
+lint: .venv/.installed-dev ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev ## static types
+	$(BIN)/mypy
+
+architecture: .venv/.installed-dev ## imports run downwards only
+	$(BIN)/lint-imports
+
+format: .venv/.installed-dev ## put the style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv and caches; downloaded models stay
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# Stamps, so that a second run asks no package index.
+.venv/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "Installing d3d into .venv; the first time this takes some minutes."
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml $(CONSTRAINTS) | .venv/.installed
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
