@@ -1,0 +1,59 @@
+"""The command `d3d`: registers its subcommands and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from d3d.cli.data import data
+from d3d.cli.doctor import doctor
+from d3d.cli.pull import pull
+from d3d.core.errors import D3DError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="d3d",
+    help="Speculative decoding with a block-diffusion drafter: the target's own tokens, sooner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"d3d {version('d3d-decoding')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    pass
+
+
+# One line a command. Modules of commands import torch and transformers inside their functions, so that --help is quick.
+app.command("data")(data)
+app.command("pull")(pull)
+app.command("doctor")(doctor)
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 2 for what the user can mend (one line on standard error), 130 after Ctrl-C."""
+    try:
+        app(prog_name="d3d")
+    except D3DError as error:
+        print(f"d3d: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

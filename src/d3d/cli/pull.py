@@ -1,0 +1,35 @@
+"""`d3d pull`: fetch models ahead of their first use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def pull(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Presets, hub ids (org/name or org/name@revision) or .gguf files; none lists the presets."),
+    ] = None,
+) -> None:
+    """Fetch models and make them ready, so that later starts need no network."""
+    if not names:
+        _list_presets()
+        return
+    from d3d.models.loading import resolve_model
+
+    for name in names:
+        typer.echo(f"{name}: {resolve_model(name)}")
+
+
+def _list_presets() -> None:
+    from d3d.models.converted import converted_directory, is_converted
+    from d3d.models.download import is_cached
+    from d3d.models.presets import PRESETS
+
+    for preset in PRESETS.values():
+        target = preset.target
+        ready = is_converted(converted_directory(target.stem, target.sha256), target.sha256)
+        state = "ready" if ready else "fetched" if is_cached(target) else "not fetched"
+        typer.echo(f"{preset.name}  {preset.summary}; {preset.target.licence}; {state}")

@@ -1,0 +1,112 @@
+"""What `d3d doctor` finds out about this machine."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from d3d.models.cache import cache_root
+from d3d.models.footprint import Footprint, footprint
+
+PACKAGES = {"d3d": "d3d-decoding", "torch": "torch", "transformers": "transformers"}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+USABLE_SHARE = 0.9
+"""Of the available memory; the rest is left for activations and for everything else."""
+
+
+class Device(NamedTuple):
+    """Memory in bytes."""
+
+    name: str
+    description: str
+    total_bytes: int
+    available_bytes: int
+    dtypes: tuple[str, ...]
+
+
+class CachedItem(NamedTuple):
+    """A fetched file or a converted model."""
+
+    name: str
+    num_bytes: int
+
+
+class Fit(NamedTuple):
+    """Whether a target fits a device in one dtype."""
+
+    device: str
+    dtype: str
+    needed_bytes: int
+    fits: bool
+    longest_context: int
+
+
+class TargetReport(NamedTuple):
+    """Of one target at one context length."""
+
+    source: str
+    num_parameters: int
+    context: int
+    fits: list[Fit]
+    advice: str
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(package) for name, package in PACKAGES.items()}}
+
+
+def devices() -> list[Device]:
+    memory = psutil.virtual_memory()
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = [Device("cpu", f"{platform.machine()}, {capability}", memory.total, memory.available, tuple(DTYPE_BYTES))]
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        with torch.cuda.device(index):
+            dtypes = tuple(DTYPE_BYTES) if torch.cuda.is_bf16_supported() else ("float32",)
+        found.append(Device(f"cuda:{index}", torch.cuda.get_device_name(index), total, free, dtypes))
+    return found
+
+
+def cached_items() -> list[CachedItem]:
+    """Everything in the cache, the largest first."""
+    places = [path for kind in ("models", "converted") for path in (cache_root() / kind).glob("[!.]*")]
+    items = [CachedItem(str(path.relative_to(cache_root())), _size(path)) for path in places]
+    return sorted(items, key=lambda item: -item.num_bytes)
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def target_report(source: str, context: int | None, on: list[Device]) -> TargetReport:
+    """Whether the target fits each device. Raises InvalidCheckpoint for an unknown target."""
+    size = footprint(source)
+    context = min(context or size.max_length, size.max_length)
+    fits = [_fit(size, context, device, dtype) for device in on for dtype in device.dtypes]
+    return TargetReport(source, size.num_parameters, context, fits, _advice(fits, context))
+
+
+def _fit(size: Footprint, context: int, device: Device, dtype: str) -> Fit:
+    usable = int(device.available_bytes * USABLE_SHARE)
+    needed = size.num_bytes(context, DTYPE_BYTES[dtype])
+    return Fit(device.name, dtype, needed, needed <= usable, size.longest_context(usable, DTYPE_BYTES[dtype]))
+
+
+def _advice(fits: list[Fit], context: int) -> str:
+    whole = [fit for fit in fits if fit.fits]
+    if whole:
+        device = whole[-1].device
+        return f"it fits: --device {device} --dtype {' or '.join(fit.dtype for fit in whole if fit.device == device)}"
+    roomiest = max(fits, key=lambda fit: fit.longest_context)
+    if roomiest.longest_context > 0:
+        return (
+            f"it fits with at most {roomiest.longest_context} of {context} tokens of context: "
+            f"--device {roomiest.device} --dtype {roomiest.dtype}"
+        )
+    return "it does not fit any device here, not even with an empty context: take a smaller target, or free memory"

@@ -1,0 +1,95 @@
+"""The seams: what the loop asks of a target, of a drafter, and of an acceptance rule.
+
+State of a generation lives in a session, so a second request on the same engine starts from nothing. Row i of a session
+belongs to sequence i of the list that it is called with; `keep` drops the rows of sequences that have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Protocol
+
+from torch import Tensor
+
+from d3d.core.sequence import Sequence
+from d3d.core.types import DraftBlock, Verdict
+
+
+class TargetSession(Protocol):
+    """The target's cached rows of one generation."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Cached tokens of each sequence."""
+        ...
+
+    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
+        """Append `token_ids[i]` to sequence i and return its float32 logits, shape [len(token_ids[i]), vocab_size]
+        (or [1, vocab_size], the last row, where `last_only`)."""
+        ...
+
+    def crop(self, lengths: list[int]) -> None:
+        """Forget every cached token of sequence i from `lengths[i]` on."""
+        ...
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep only these sequences, in this order."""
+        ...
+
+
+class TargetEngine(Protocol):
+    """The model whose output is preserved."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        ...
+
+    def open(self, num_sequences: int, capacity: int) -> TargetSession:
+        """A fresh session with room for `capacity` tokens a sequence."""
+        ...
+
+
+class DraftSession(Protocol):
+    """A drafter's state of one generation."""
+
+    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
+        """Propose at most `lengths[i]` tokens to follow `sequences[i]`; fewer, or none, is allowed."""
+        ...
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep only these sequences, in this order."""
+        ...
+
+
+class Drafter(Protocol):
+    """Whatever proposes tokens."""
+
+    @property
+    def block_size(self) -> int:
+        """Most tokens that one block can draft."""
+        ...
+
+    @property
+    def needs_features(self) -> tuple[int, ...]:
+        """Target layers whose hidden states it wants; empty for a D3D drafter."""
+        ...
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether it can draft for outcomes that the target has not decided yet."""
+        ...
+
+    def open(self, num_sequences: int, capacity: int) -> DraftSession: ...
+
+
+class AcceptanceRule(Protocol):
+    """Decides which drafted tokens stand. Pure: the same arguments give the same verdict."""
+
+    def __call__(self, logits: Tensor, draft_tokens: ListLike[int], sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
+        """`logits`: float32 [len(draft_tokens) + 1, vocab_size]; row i follows the committed tokens and the first i
+        drafted ones. The verdict is not yet cut by stops."""
+        ...

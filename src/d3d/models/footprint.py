@@ -1,0 +1,74 @@
+"""How much memory a model takes, from its config alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from d3d.core.errors import InvalidCheckpoint
+from d3d.models.converted import converted_directory, is_converted
+from d3d.models.hub import fetch_config, is_hub_id
+from d3d.models.loading import load_config, resolve_model
+from d3d.models.presets import PRESETS
+from d3d.models.quiet import first_line, quiet_transformers
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Counts of numbers; times the bytes of a dtype they are memory."""
+
+    num_parameters: int
+    kv_per_token: int
+    """Cached keys and values of one token of one sequence, all layers."""
+    max_length: int
+    """Longest sequence in tokens."""
+
+    def num_bytes(self, context: int, bytes_per_number: int) -> int:
+        """Weights and the cache of one sequence of `context` tokens."""
+        return (self.num_parameters + self.kv_per_token * context) * bytes_per_number
+
+    def longest_context(self, num_bytes: int, bytes_per_number: int) -> int:
+        """Most tokens of one sequence that fit beside the weights; 0 where not even the weights fit."""
+        return max(0, min(self.max_length, (num_bytes // bytes_per_number - self.num_parameters) // self.kv_per_token))
+
+
+def footprint(source: str) -> Footprint:
+    """Of the model that `source` names, as `resolve_model` takes it, without fetching or reading weights.
+
+    Raises InvalidCheckpoint, also for a preset that has not been fetched yet.
+    """
+    config = _config(source)
+    try:
+        with torch.device("meta"), quiet_transformers():
+            model = AutoModelForCausalLM.from_config(config)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return Footprint(
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            kv_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
+            max_length=config.max_position_embeddings,
+        )
+    except (ValueError, AttributeError, TypeError, ImportError) as error:
+        raise InvalidCheckpoint(f"{source} is not a causal language model that can be sized: {first_line(error)}") from error
+
+
+def _config(source: str) -> Any:
+    path = Path(source).expanduser()
+    if source in PRESETS:
+        target = PRESETS[source].target
+        directory = converted_directory(target.stem, target.sha256)
+        if not is_converted(directory, target.sha256):
+            raise InvalidCheckpoint(f"preset {source} is not here yet; run `d3d pull {source}` first")
+        return load_config(directory)
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        try:
+            with quiet_transformers():
+                return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        except Exception as error:  # transformers raises many kinds for files that it can't read
+            raise InvalidCheckpoint(f"{path} can't be read as a GGUF model: {first_line(error)}") from error
+    if is_hub_id(source) and not path.exists():
+        return load_config(fetch_config(source))
+    return load_config(resolve_model(source))
