@@ -12,12 +12,18 @@ from d3d.core.errors import D3DError
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Directory of the real SmolLM2-135M-Instruct, fetched and converted on first use; mark such tests `real_model`."""
+    from d3d.models.converted import converted_directory, is_converted
+    from d3d.models.download import fetch
     from d3d.models.loading import resolve_model
+    from d3d.models.presets import PRESETS
 
-    try:
-        return resolve_model("smollm2-135m")
-    except D3DError as error:
-        pytest.skip(f"the real SmolLM2-135M is not to be had here: {error}")
+    preset = PRESETS["smollm2-135m"]
+    if not is_converted(converted_directory(preset.target.stem, preset.target.sha256), preset.target.sha256):
+        try:
+            fetch(preset)
+        except D3DError as error:
+            pytest.skip(f"the real SmolLM2-135M is not to be had here: {error}")
+    return resolve_model(preset.name)
 
 
 @pytest.fixture
