@@ -24,17 +24,11 @@ def download_bar(text: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def steps_bar(text: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function that starts the next of `total` steps, given its name."""
+    """Prints `text`, and yields a function that starts the next of `total` steps, given its name."""
     console = Console(file=sys.stderr)  # bound now: what is redirected later stays apart
-    if not console.is_terminal:
-        console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(text, total=total)
-        started = [False]
-
-        def next_step(name: str) -> None:
-            progress.update(task, description=f"{text}: {name}", advance=1 if started[0] else 0)
-            started[0] = True
-
-        yield next_step
+        task = progress.add_task("", total=total)
+        numbers = iter(range(total))
+        yield lambda name: progress.update(task, description=name, completed=next(numbers))
