@@ -33,7 +33,7 @@ class TargetSession(Protocol):
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order."""
+        """Keep only these sequences, in this order; none may move to a higher row."""
         ...
 
 
@@ -61,7 +61,7 @@ class DraftSession(Protocol):
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order."""
+        """Keep only these sequences, in this order; none may move to a higher row."""
         ...
 
 

@@ -1,0 +1,104 @@
+"""A drafter: a decoder that fills a block of masked slots behind a clean prefix in one pass.
+
+It needs token ids only. This file knows how slots are embedded, which rows predict which drafted token, and which
+weights act where; it does not know requests, rounds or files.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from d3d.masks.rules import BlockAttention
+from d3d.models.transformer import Transformer
+
+Alignment = Literal["next", "same"]
+DeltaScope = Literal["slots", "all"]
+
+
+class DeltaConfig(BaseModel):
+    """Low-rank deltas on every linear layer of the decoder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = Field(ge=1)
+    scope: DeltaScope = "slots"
+    """`slots`: clean tokens keep the base model's weights. `all`: the deltas act on every row."""
+
+
+class DrafterConfig(BaseModel):
+    """What makes a drafter; stored in its checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    block_size: int = Field(16, ge=1, le=256)
+    """Drafted tokens a block, the anchor not counted."""
+    block_attention: BlockAttention = "causal"
+    alignment: Alignment = "next"
+    """`next`: row a + j predicts position a + j + 1, the anchor's own row drafted token 1. `same`: slots predict their own position."""
+    mask_token_id: int | None = None
+    """Embedding row that stands for a masked position; None where a learned vector does."""
+    kept_layers: tuple[int, ...]
+    """Which of the base model's layers it has, in order."""
+    delta: DeltaConfig | None = None
+    """None: full weights of its own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DrafterConfig:
+        if not self.kept_layers or sorted(set(self.kept_layers)) != list(self.kept_layers):
+            raise ValueError(f"kept_layers must be ascending and not empty, not {self.kept_layers}")
+        return self
+
+    @property
+    def clean_rows_are_base(self) -> bool:
+        """Whether clean tokens go through the base model's weights alone."""
+        return self.delta is not None and self.delta.scope == "slots"
+
+    def num_slots(self, draft_length: int) -> int:
+        """Slots that a draft of this length needs."""
+        return draft_length - 1 if self.alignment == "next" else draft_length
+
+
+class DrafterModel(nn.Module):
+    """A `Transformer` with slots."""
+
+    mask_vector: Tensor | None
+
+    def __init__(self, config: DrafterConfig, transformer: Transformer) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = transformer
+        self.mask_vector = None
+
+    def set_mask_vector(self, vector: Tensor) -> None:
+        """vector [hidden_size]: the learned embedding of a masked position."""
+        self.mask_vector = nn.Parameter(vector)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids int64 [batch, rows], negative where a slot is masked -> [batch, rows, hidden_size]."""
+        masked = token_ids < 0
+        if self.mask_vector is None:
+            return self.transformer.embed(token_ids.masked_fill(masked, self.config.mask_token_id or 0))
+        embedded = self.transformer.embed(token_ids.clamp(min=0))
+        return torch.where(masked[..., None], self.mask_vector.to(embedded.dtype), embedded)
+
+    def delta_rows(self, rows: int, num_slots: int) -> int:
+        """How many of a pass's last rows the deltas act on."""
+        if self.config.delta is None:
+            return 0
+        return num_slots if self.config.delta.scope == "slots" else rows
+
+    def draft_logits(self, hidden: Tensor, target_vocab_size: int) -> Tensor:
+        """hidden [..., hidden_size] -> float32 [..., target_vocab_size] in which the mask token can't be chosen."""
+        logits = self.transformer.logits(hidden).float()[..., :target_vocab_size]
+        mask_token_id = self.config.mask_token_id
+        if mask_token_id is not None and mask_token_id < logits.shape[-1]:
+            logits[..., mask_token_id] = float("-inf")
+        return logits
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name to parameter of what a checkpoint stores: deltas and mask vector, or full weights."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}

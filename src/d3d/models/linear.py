@@ -1,0 +1,45 @@
+"""The linear layers. `linear` is the one function through which every weight is read: a better kernel goes here."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in_features], weight [out_features, in_features], bias [out_features] -> [..., out_features]."""
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Module):
+    """A weight, perhaps a bias, and perhaps a low-rank delta that acts on a pass's last rows only.
+
+    The delta is `up @ down` with `down` [rank, in_features] and `up` [out_features, rank] (LoRA, arXiv 2106.09685, scale 1).
+    """
+
+    down: Tensor | None
+    up: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.down = None
+        self.up = None
+
+    def add_delta(self, down: Tensor, up: Tensor) -> None:
+        """Attach a low-rank delta; it is a parameter of its own, the weight stays as it is."""
+        self.down = nn.Parameter(down)
+        self.up = nn.Parameter(up)
+
+    def forward(self, x: Tensor, delta_rows: int = 0) -> Tensor:
+        """x [batch, rows, in_features] -> [batch, rows, out_features]; the delta acts on the last `delta_rows` rows."""
+        y = linear(x, self.weight, self.bias)
+        if not delta_rows or self.down is None or self.up is None:
+            return y
+        first = x.shape[1] - delta_rows
+        delta = linear(linear(x[:, first:], self.down.to(x.dtype)), self.up.to(x.dtype))
+        if first == 0:
+            return y + delta
+        return torch.cat((y[:, :first], y[:, first:] + delta), dim=1)

@@ -1,0 +1,84 @@
+"""Everything that a named model brings: decoder, tokenizer, end tokens and identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from d3d.core.errors import InvalidRequest
+from d3d.models.config import DecoderConfig, decoder_config
+from d3d.models.fingerprint import weights_fingerprint
+from d3d.models.loading import eos_token_ids, load_config, load_tokenizer, read_tensors, resolve_model
+from d3d.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DTypeName = Literal["float32", "bfloat16", "auto"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A causal language model, ready to run."""
+
+    source: str
+    path: Path
+    config: DecoderConfig
+    tensors: dict[str, Tensor]
+    """Hugging Face names; on the model's device and in its dtype, sharing memory with the transformer where it does not fuse."""
+    transformer: Transformer
+    tokenizer: PreTrainedTokenizerFast
+    eos_token_ids: frozenset[int]
+    fingerprint: str
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU. Raises InvalidRequest for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidRequest("device: no CUDA device is available here; use cpu or auto (d3d doctor shows what is there)")
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise InvalidRequest(f"device: {name} is not there, this machine has {torch.cuda.device_count()} CUDA devices")
+        return device
+    except RuntimeError as error:
+        raise InvalidRequest(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N") from error
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device computes in it, else float32."""
+    if name == "auto":
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+    if name not in DTYPES:
+        raise InvalidRequest(f"dtype: {name!r} is not supported; use auto, float32 or bfloat16")
+    return DTYPES[name]
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> OpenModel:
+    """Load a model by preset name, directory, GGUF file or hub id. Raises InvalidCheckpoint or InvalidRequest."""
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    path = resolve_model(source)
+    hf_config = load_config(path)
+    config = decoder_config(hf_config)
+    stored = read_tensors(path)
+    fingerprint = weights_fingerprint(stored)
+    tensors = {name: tensor.to(device=where, dtype=kind) for name, tensor in stored.items()}
+    transformer = Transformer(config, tensors).eval()
+    tokenizer = load_tokenizer(path)
+    return OpenModel(source, path, config, tensors, transformer, tokenizer, eos_token_ids(path, hf_config, tokenizer), fingerprint)

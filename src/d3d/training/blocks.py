@@ -1,0 +1,82 @@
+"""The training pass: a clean text and the slots of many blocks hung at anchors inside its answer.
+
+Where the deltas act at slots only, clean rows hold nothing to learn: they run once without gradients, and the slots attend to
+their keys and values. Else one pass with gradients holds clean rows and slots. The masks are the ones of drafting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from d3d.masks.dense import dense
+from d3d.masks.rules import Rows, block_rules, union
+from d3d.models.drafter import DrafterModel
+from d3d.models.kv_cache import KVCache, PassThrough
+from d3d.training.block_attention import BlockAttention
+
+
+@dataclass(frozen=True)
+class BlockBatch:
+    """Slots of `num_blocks` blocks over one text, block by block."""
+
+    rows: Rows
+    """Fields int64 [num_blocks * num_slots]."""
+    targets: Tensor
+    """int64 [num_blocks, num_slots]: index in the text of the token that each slot predicts; may lie past its end."""
+
+
+def hang_blocks(anchors: Tensor, num_slots: int, alignment: str) -> BlockBatch:
+    """anchors: int64 [num_blocks], positions of the anchors in the text."""
+    offsets = torch.arange(1, num_slots + 1, device=anchors.device)
+    positions = anchors[:, None] + offsets
+    blocks = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(positions)
+    rows = Rows(
+        positions.flatten(),
+        anchors[:, None].expand_as(positions).flatten(),
+        blocks.flatten(),
+        torch.zeros_like(positions).flatten(),
+    )
+    return BlockBatch(rows, positions + 1 if alignment == "next" else positions)
+
+
+@torch.no_grad()
+def clean_pass(model: DrafterModel, token_ids: Tensor) -> tuple[Tensor, KVCache]:
+    """token_ids int64 [length] -> final hidden states [length, hidden_size] and the cache of the clean text."""
+    length = len(token_ids)
+    cache = model.transformer.new_cache(1, length)
+    clean = Rows.clean(torch.arange(length, device=token_ids.device))
+    mask = dense(union(block_rules(model.config.block_attention)), clean, clean)[None]
+    hidden = model.transformer.hidden(model.embed(token_ids[None]), clean.position[None], mask, cache, model.delta_rows(length, 0))
+    cache.advance([length])
+    return hidden[0], cache
+
+
+def slot_pass(model: DrafterModel, cache: KVCache, batch: BlockBatch) -> Tensor:
+    """Hidden states of all slots over a cached clean text, [num_blocks * num_slots, hidden_size]; gradients flow to the slots' weights."""
+    rows = batch.rows
+    num_blocks, num_slots = batch.targets.shape
+    rule = union(block_rules(model.config.block_attention))
+    clean = Rows.clean(torch.arange(cache.lengths[0], device=rows.position.device))
+    block = rows[:num_slots]  # every block looks alike from inside
+    store = BlockAttention(cache, num_blocks, dense(rule, rows, clean), dense(rule, block, block))
+    count = len(rows.position)
+    x = model.embed(torch.full((1, count), -1, device=rows.position.device))
+    return model.transformer.hidden(x, _within(model, rows.position)[None], None, store, model.delta_rows(count, count))[0]
+
+
+def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tuple[Tensor, Tensor]:
+    """Hidden states of the clean rows [length, hidden_size] and of the slots, all with gradients."""
+    length, count = len(token_ids), len(batch.rows.position)
+    rows = Rows.concatenate(Rows.clean(torch.arange(length, device=token_ids.device)), batch.rows)
+    mask = dense(union(block_rules(model.config.block_attention)), rows, rows)[None]
+    x = model.embed(torch.cat((token_ids, torch.full((count,), -1, device=token_ids.device)))[None])
+    hidden = model.transformer.hidden(x, _within(model, rows.position)[None], mask, PassThrough(), model.delta_rows(length + count, count))[0]
+    return hidden[:length], hidden[length:]
+
+
+def _within(model: DrafterModel, positions: Tensor) -> Tensor:
+    """Slots past the model's longest text get no loss; any valid position serves them."""
+    return positions.clamp(max=model.transformer.config.max_length - 1)
