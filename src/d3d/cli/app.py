@@ -8,9 +8,14 @@ from typing import Annotated
 
 import typer
 
+from d3d.cli.chat import chat
 from d3d.cli.data import data
+from d3d.cli.demo import demo
 from d3d.cli.doctor import doctor
+from d3d.cli.evaluate import evaluate
+from d3d.cli.generate import generate
 from d3d.cli.pull import pull
+from d3d.cli.train import train
 from d3d.core.errors import D3DError
 
 EXIT_USAGE = 2
@@ -39,7 +44,12 @@ def _options(
 
 
 # One line a command. Modules of commands import torch and transformers inside their functions, so that --help is quick.
+app.command("generate")(generate)
+app.command("chat")(chat)
+app.command("demo")(demo)
 app.command("data")(data)
+app.command("train")(train)
+app.command("evaluate")(evaluate)
 app.command("pull")(pull)
 app.command("doctor")(doctor)
 

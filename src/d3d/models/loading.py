@@ -46,6 +46,18 @@ def resolve_model(source: str) -> Path:
     )
 
 
+def resolve_drafter(source: str) -> Path:
+    """Local directory of a drafter checkpoint: a directory, a preset's own drafter, or a hub id. Raises InvalidCheckpoint."""
+    if source in PRESETS:
+        return PRESETS[source].drafter_directory()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if is_hub_id(source):
+        return fetch_snapshot(source)
+    raise InvalidCheckpoint(f"no drafter {source!r}: it is no directory, no preset ({', '.join(sorted(PRESETS))}) and no hub id (org/name)")
+
+
 def _preset_target(preset: Preset) -> Path:
     directory = converted_directory(preset.target.stem, preset.target.sha256)
     if is_converted(directory, preset.target.sha256):

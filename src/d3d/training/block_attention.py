@@ -23,7 +23,8 @@ class BlockAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """As `KeyValueStore.attend`, for batch 1; the masks are those of the constructor and `mask` must be None."""
-        assert mask is None and query.shape[0] == 1
+        assert mask is None
+        assert query.shape[0] == 1
         heads, rows, head_dim = query.shape[1:]
         kv_heads = key.shape[1]
         past_keys, past_values = self._cache.read(layer, self._cache.lengths[0])

@@ -73,7 +73,9 @@ def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tup
     rows = Rows.concatenate(Rows.clean(torch.arange(length, device=token_ids.device)), batch.rows)
     mask = dense(union(block_rules(model.config.block_attention)), rows, rows)[None]
     x = model.embed(torch.cat((token_ids, torch.full((count,), -1, device=token_ids.device)))[None])
-    hidden = model.transformer.hidden(x, _within(model, rows.position)[None], mask, PassThrough(), model.delta_rows(length + count, count))[0]
+    hidden = model.transformer.hidden(x, _within(model, rows.position)[None], mask, PassThrough(), model.delta_rows(length + count, count))[
+        0
+    ]
     return hidden[:length], hidden[length:]
 
 

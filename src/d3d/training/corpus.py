@@ -39,7 +39,9 @@ def read_corpus(path: Path, tokenizer_fingerprint: str | None = None) -> list[Sa
         if "tokenizer" not in manifest:
             raise InvalidRequest(f"{path}: the first line is not a corpus manifest")
         if tokenizer_fingerprint not in (None, manifest["tokenizer"]):
-            raise InvalidCheckpoint(f"{path} was written with another tokenizer ({manifest['tokenizer']}, the model has {tokenizer_fingerprint})")
+            raise InvalidCheckpoint(
+                f"{path} was written with another tokenizer ({manifest['tokenizer']}, the model has {tokenizer_fingerprint})"
+            )
         return [_sample(path, number, line) for number, line in enumerate(file, 2) if line.endswith("\n")]
 
 

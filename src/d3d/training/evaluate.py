@@ -58,7 +58,10 @@ def predict_blocks(model: DrafterModel, token_ids: Tensor, first: int, draft_len
     parts = [model.draft_logits(hidden[anchors], vocab_size).argmax(-1)[:, None]] if config.alignment == "next" else []
     if num_slots and len(anchors):
         chunks = anchors.split(max(1, SLOTS_A_PASS // num_slots))
-        slots = [model.draft_logits(slot_pass(model, cache, hang_blocks(chunk, num_slots, config.alignment)), vocab_size).argmax(-1) for chunk in chunks]
+        slots = [
+            model.draft_logits(slot_pass(model, cache, hang_blocks(chunk, num_slots, config.alignment)), vocab_size).argmax(-1)
+            for chunk in chunks
+        ]
         parts.append(torch.cat(slots).view(len(anchors), num_slots))
     return torch.cat(parts, dim=1)
 

@@ -26,7 +26,7 @@ def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) ->
     weights = weights / weights.sum().clamp(min=1e-9)
     if head.requires_grad:
         return (F.cross_entropy((hidden @ head.T).float(), targets, reduction="none") * weights).sum()
-    loss: Tensor = _FrozenHeadLoss.apply(hidden, head, targets, weights)
+    loss: Tensor = _FrozenHeadLoss.apply(hidden, head, targets, weights)  # type: ignore[no-untyped-call]
     return loss
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.core.errors import InvalidRequest
+from d3d.models.chat import encode_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,12 +33,6 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, *, suffix: str 
         if line.strip():
             prompts.append(Prompt(encode_chat(tokenizer, _messages(path, number, line, suffix)), path.stem))
     return prompts
-
-
-def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation up to where the answer begins."""
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer.encode(str(text), add_special_tokens=False))
 
 
 def _messages(path: Path, number: int, line: str, suffix: str) -> list[dict[str, str]]:

@@ -1,0 +1,77 @@
+"""`d3d chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from d3d.cli import options as o
+
+
+def chat(
+    model: o.ModelOption = None,
+    target: o.TargetOption = None,
+    drafter: o.DrafterOption = None,
+    mode: o.ModeOption = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: o.MaxTokensOption = 512,
+    temperature: o.TemperatureOption = 0.0,
+    top_p: o.TopPOption = 1.0,
+    seed: o.SeedOption = None,
+    draft_length: o.DraftLengthOption = None,
+    denoise_steps: o.DenoiseStepsOption = 1,
+    thinking: o.ThinkingOption = None,
+    device: o.DeviceOption = "auto",
+    dtype: o.DTypeOption = "auto",
+    color: o.ColorOption = False,
+) -> None:
+    """Talk with a model, turn by turn. /new starts over; /exit or Ctrl-D ends."""
+    from rich.console import Console
+
+    from d3d.cli.console import stderr
+    from d3d.cli.show import stream_answer, summary
+    from d3d.core.errors import InvalidRequest
+
+    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
+    opening = [{"role": "system", "content": system}] if system else []
+    messages = list(opening)
+    while (turn := _read_turn()) is not None:
+        if turn == "/new":
+            messages = list(opening)
+            continue
+        messages.append({"role": "user", "content": turn})
+        try:
+            chunks = loaded.stream(
+                messages,
+                mode=mode,
+                draft_length=draft_length,
+                num_denoise_steps=denoise_steps,
+                thinking=thinking,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+            )
+            result = stream_answer(chunks, Console(force_terminal=color or None), tokenizer=loaded.tokenizer if color else None)
+        except InvalidRequest as error:
+            if len(messages) == len(opening) + 1:
+                raise
+            stderr().print(f"{error}; /new starts over", style="yellow")
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": result.text})
+        stderr().print(summary(result), style="dim")
+
+
+def _read_turn() -> str | None:
+    """The next turn that is not empty; None at the end."""
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line or line.strip() == "/exit":
+            return None
+        if line.strip():
+            return line.strip()

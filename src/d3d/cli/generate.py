@@ -1,0 +1,61 @@
+"""`d3d generate`: answer one prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from d3d.cli import options as o
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(help="One user turn through the chat template; `-` reads standard input.")],
+    model: o.ModelOption = None,
+    target: o.TargetOption = None,
+    drafter: o.DrafterOption = None,
+    mode: o.ModeOption = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    max_tokens: o.MaxTokensOption = 256,
+    temperature: o.TemperatureOption = 0.0,
+    top_k: o.TopKOption = 0,
+    top_p: o.TopPOption = 1.0,
+    min_p: o.MinPOption = 0.0,
+    repetition_penalty: o.RepetitionOption = 1.0,
+    presence_penalty: o.PresenceOption = 0.0,
+    frequency_penalty: o.FrequencyOption = 0.0,
+    logit_bias: o.LogitBiasOption = None,
+    min_tokens: o.MinTokensOption = 0,
+    stop: o.StopOption = None,
+    stop_token_id: o.StopTokenOption = None,
+    seed: o.SeedOption = None,
+    logprobs: o.LogprobsOption = None,
+    draft_length: o.DraftLengthOption = None,
+    denoise_steps: o.DenoiseStepsOption = 1,
+    thinking: o.ThinkingOption = None,
+    device: o.DeviceOption = "auto",
+    dtype: o.DTypeOption = "auto",
+    color: o.ColorOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")] = False,
+) -> None:
+    """Answer one prompt; the text streams to standard output, a summary goes to standard error."""
+    sampling = o.sampling_options(locals())
+    from rich.console import Console
+
+    from d3d.cli.console import stderr
+    from d3d.cli.show import stream_answer, summary
+
+    text = o.read_prompt(prompt)
+    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
+    chunks = loaded.stream(
+        text, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, raw=raw, thinking=thinking, **sampling
+    )
+    result = stream_answer(chunks, Console(force_terminal=color or None), tokenizer=loaded.tokenizer if color else None)
+    stderr().print(summary(result), style="dim")
+    for warning in result.speculation.warnings if result.speculation else ():
+        stderr().print(f"warning: {warning}", style="yellow")
+    if as_json:
+        typer.echo(
+            json.dumps(result.to_dict() | {"settings": {"thinking": thinking, "dtype": loaded.dtype_name, "device": loaded.device_name}})
+        )

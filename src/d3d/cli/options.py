@@ -1,0 +1,99 @@
+"""Options that several commands share, and what becomes of them. Each appears once, so its help and its effect cannot drift apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from d3d.api import Model
+
+DEFAULT_MODEL = "smollm2-135m"
+
+ModelOption = Annotated[str | None, typer.Option(help=f"Preset that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")]
+TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")]
+DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id.")]
+ModeOption = Annotated[str | None, typer.Option(help="plain or serial. Default: serial where there is a drafter.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+DraftLengthOption = Annotated[int | None, typer.Option(help="Tokens to draft a round, at most the drafter's block size.")]
+DenoiseStepsOption = Annotated[int, typer.Option(help="Drafter passes a block.")]
+MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
+TopKOption = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopPOption = Annotated[float, typer.Option(help="Keep the smallest set of tokens with this probability.")]
+MinPOption = Annotated[float, typer.Option(help="Keep tokens at least this likely relative to the best.")]
+RepetitionOption = Annotated[float, typer.Option(help="Repetition penalty over prompt and answer; 1 is none.")]
+PresenceOption = Annotated[float, typer.Option(help="Presence penalty over the answer.")]
+FrequencyOption = Annotated[float, typer.Option(help="Frequency penalty over the answer.")]
+LogitBiasOption = Annotated[list[str] | None, typer.Option(help="ID:VALUE, added to a token's logit; may be repeated.")]
+MinTokensOption = Annotated[int, typer.Option(help="No end of the answer before this many tokens.")]
+StopOption = Annotated[list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")]
+StopTokenOption = Annotated[list[int] | None, typer.Option(help="Token id that ends the answer; may be repeated.")]
+SeedOption = Annotated[int | None, typer.Option(help="Noise of the sampler; a fresh one by default.")]
+LogprobsOption = Annotated[int | None, typer.Option(help="Report this many best alternatives a token (with --json).")]
+ThinkingOption = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Handed to the chat template as enable_thinking.")]
+ColorOption = Annotated[bool, typer.Option("--color", help="Show which tokens the drafter proposed and the target kept.")]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model to load, and how."""
+
+    model: str | None
+    target: str | None
+    drafter: str | None
+    mode: str | None
+    device: str
+    dtype: str
+
+    def load(self) -> Model:
+        """Raises InvalidRequest for options that contradict each other."""
+        from d3d.api import MODES, load
+        from d3d.core.errors import InvalidRequest
+        from d3d.models.presets import find_preset
+
+        if self.mode is not None and self.mode not in MODES:
+            raise InvalidRequest(f"mode: {self.mode!r} is not one of {', '.join(MODES)}")
+        if self.model is not None and self.target is not None:
+            raise InvalidRequest("--model and --target both name a target; give one of them")
+        if self.mode == "plain" and self.drafter is not None:
+            raise InvalidRequest("--mode plain uses no drafter; leave --drafter out, or use --mode serial")
+        name = self.target or self.model or DEFAULT_MODEL
+        if self.target is None:
+            find_preset(name)
+        return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain")
+
+
+def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:
+    """ID:VALUE pairs. Raises InvalidRequest that shows the pair."""
+    from d3d.core.errors import InvalidRequest
+
+    bias: dict[int, float] = {}
+    for pair in pairs or []:
+        token_id, _, value = pair.partition(":")
+        try:
+            bias[int(token_id)] = float(value)
+        except ValueError as error:
+            raise InvalidRequest(f"--logit-bias {pair!r} is not ID:VALUE, such as 42:-5") from error
+    return bias
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt itself, or standard input for `-`."""
+    import sys
+
+    return sys.stdin.read() if prompt == "-" else prompt
+
+
+def sampling_options(local: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters among a command's arguments."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    options = {name: local[name] for name in (*names, "min_tokens", "max_tokens", "seed", "logprobs")}
+    return options | {
+        "logit_bias": parse_logit_bias(local["logit_bias"]),
+        "stop": tuple(local["stop"] or ()),
+        "stop_token_ids": tuple(local["stop_token_id"] or ()),
+    }

@@ -1,0 +1,25 @@
+"""Conversations through the model's chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from d3d.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], *, thinking: bool | None = None) -> list[int]:
+    """Token ids of a conversation up to where the answer begins; `thinking` reaches the template as `enable_thinking`.
+
+    Raises InvalidRequest where the model has no template, or the template refuses the conversation.
+    """
+    if not tokenizer.chat_template:
+        raise InvalidRequest("this model has no chat template; pass the prompt as it is (--raw)")
+    extra = {} if thinking is None else {"enable_thinking": thinking}
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **extra)
+    except Exception as error:  # jinja's errors and the template's own
+        raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
+    return list(tokenizer.encode(str(text), add_special_tokens=False))
