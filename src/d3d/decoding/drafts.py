@@ -1,0 +1,75 @@
+"""The drafting half of a round: who still drafts, and which blocks the target may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+
+from d3d.core.protocols import Drafter, DraftSession
+from d3d.core.types import DraftBlock
+from d3d.decoding.request import Request
+
+NO_DRAFT = DraftBlock()
+
+
+class Drafts:
+    """A drafter's session for the requests that still draft.
+
+    Those that have ended leave it, and so does a request whose block was faulty; when the drafter itself fails, all do. The
+    session is opened when the first block is wanted, so the first token waits for no drafter.
+    """
+
+    def __init__(self, drafter: Drafter, requests: ListLike[Request], draft_length: int, capacity: int, vocab_size: int) -> None:
+        """`draft_length`: most tokens a block; `capacity`: tokens that a sequence and its draft can come to."""
+        self._drafter = drafter
+        self._session: DraftSession | None = None
+        self._members = list(requests)
+        self._draft_length = draft_length
+        self._capacity = capacity
+        self._vocab_size = vocab_size
+        self._faulty: set[int] = set()
+
+    def blocks(self, requests: ListLike[Request]) -> list[DraftBlock]:
+        """One block for each of `requests`, in their order; an empty one where nothing is drafted. A fault is told once."""
+        try:
+            blocks = self._draft()
+        except Exception as error:  # whatever a drafter dies of, the answers go on
+            blocks = [DraftBlock(fault=f"the drafter failed: {type(error).__name__}: {error}") for _ in self._members]
+        self._faulty = {row for row, block in enumerate(blocks) if block.fault is not None}
+        drafted = {id(member): block for member, block in zip(self._members, blocks, strict=True)}
+        return [drafted.get(id(request), NO_DRAFT) for request in requests]
+
+    def _draft(self) -> list[DraftBlock]:
+        self._let_go()
+        # The bonus token comes on top, so a last token needs no draft.
+        lengths = [min(self._draft_length, member.scanner.remaining - 1) for member in self._members]
+        if max(lengths, default=0) < 1:
+            return [NO_DRAFT for _ in self._members]
+        if self._session is None:
+            self._session = self._drafter.open(len(self._members), self._capacity)
+        blocks = self._session.draft([member.sequence for member in self._members], lengths)
+        return [_checked(block, length, self._vocab_size) for block, length in zip(blocks, lengths, strict=True)]
+
+    def _let_go(self) -> None:
+        rows = without_holes([not member.finished and row not in self._faulty for row, member in enumerate(self._members)])
+        if len(rows) == len(self._members):
+            return
+        self._members = [self._members[row] for row in rows]
+        if not rows:
+            self._session = None
+        elif self._session is not None:
+            self._session.keep(rows)
+
+
+def without_holes(alive: ListLike[bool]) -> list[int]:
+    """The living rows, in an order that moves as few as possible: the last ones fill the holes."""
+    living = [row for row, lives in enumerate(alive) if lives]
+    count = len(living)
+    spare = [row for row in living if row >= count]
+    return [row if alive[row] else spare.pop() for row in range(count)]
+
+
+def _checked(block: DraftBlock, length: int, vocab_size: int) -> DraftBlock:
+    """Only ids that the target knows may reach it, and no more than were asked for."""
+    if any(not 0 <= token_id < vocab_size for token_id in block.token_ids):
+        return DraftBlock(fault=f"the drafter proposed an id outside of the target's vocabulary of {vocab_size}")
+    return DraftBlock(block.token_ids[:length], block.fault)
