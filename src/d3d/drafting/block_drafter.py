@@ -34,7 +34,8 @@ class BlockDrafter:
 
     def open(self, num_sequences: int, capacity: int) -> BlockDraftSession:
         limit = self.model.transformer.config.max_length
-        return BlockDraftSession(self, num_sequences, min(capacity, limit) + self.block_size + 1)
+        # besides the text: the padding beside another sequence's catch-up rows, and the slots
+        return BlockDraftSession(self, num_sequences, min(capacity, limit) + 2 * self.block_size + 1)
 
 
 class BlockDraftSession:
@@ -54,26 +55,35 @@ class BlockDraftSession:
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        room = self._model.transformer.config.max_length - max(len(sequence) for sequence in sequences)
-        longest = min(max(lengths), self._drafter.block_size, room)
-        if longest < 1:
+        decoder = self._model.transformer.config
+        limit = decoder.max_length
+        wanted = [max(0, min(n, self._drafter.block_size, limit - len(s))) for s, n in zip(sequences, lengths, strict=True)]
+        if max(wanted) < 1:
             return [DraftBlock() for _ in sequences]
-        self._catch_up(sequences)
-        blocks = torch.full((len(sequences), longest), MASKED)
+        # a text that the drafter's context can't hold goes along up to there, and gets no draft
+        known = [s.token_ids if len(s) <= limit else s.token_ids[:limit] for s in sequences]
+        largest = max(max(ids[done:], default=0) for ids, done in zip(known, self._cache.lengths, strict=True))
+        if largest >= decoder.vocab_size:
+            return [DraftBlock(fault=f"the drafter knows ids below {decoder.vocab_size}, the text has {largest}") for _ in sequences]
+        self._catch_up(known)
+        blocks = torch.full((len(sequences), max(wanted)), MASKED)
+        finite = torch.ones(len(sequences), dtype=torch.bool)
         for step in range(self._drafter.num_denoise_steps):
-            self._cache.crop([len(sequence) - 1 for sequence in sequences])  # the anchor's row is computed with every draft
-            layout = draft_layout(self._model.config, self._cache.lengths, [s.token_ids for s in sequences], blocks)
+            self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
+            layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
             logits = self._pass(layout)
-            if not bool(torch.isfinite(logits.amax(-1)).all()):
-                return [DraftBlock(fault="the drafter's logits are not finite") for _ in sequences]
+            finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
             blocks = reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
-        return [DraftBlock(tuple(block[:length])) for block, length in zip(blocks.tolist(), lengths, strict=True)]
+        return [
+            DraftBlock(tuple(block[:length])) if is_finite else DraftBlock(fault="the drafter's logits are not finite")
+            for block, length, is_finite in zip(blocks.tolist(), wanted, finite.tolist(), strict=True)
+        ]
 
-    def _catch_up(self, sequences: ListLike[Sequence]) -> None:
-        while max(len(s) - done for s, done in zip(sequences, self._cache.lengths, strict=True)) > CATCH_UP_ROWS:
-            known = [s.token_ids[: done + CATCH_UP_ROWS][: len(s) - 1] for s, done in zip(sequences, self._cache.lengths, strict=True)]
-            layout = draft_layout(self._model.config, self._cache.lengths, known, torch.empty((len(sequences), 0), dtype=torch.long))
-            self._hidden(layout)
+    def _catch_up(self, known: list[list[int]]) -> None:
+        no_blocks = torch.empty((len(known), 0), dtype=torch.long)
+        while max(len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True)) > CATCH_UP_ROWS:
+            part = [ids[: min(done + CATCH_UP_ROWS, len(ids) - 1)] for ids, done in zip(known, self._cache.lengths, strict=True)]
+            self._hidden(draft_layout(self._model.config, self._cache.lengths, part, no_blocks))
 
     def _pass(self, layout: DraftLayout) -> Tensor:
         """Float32 logits of the rows that predict drafted tokens, [batch, draft_length, target_vocab_size]."""
@@ -86,7 +96,7 @@ class BlockDraftSession:
         rows = layout.token_ids.shape[1]
         hidden = self._model.transformer.hidden(
             self._model.embed(layout.token_ids),
-            layout.positions,
+            layout.positions.clamp(max=self._model.transformer.config.max_length - 1),  # only slots without a use lie beyond
             layout.mask,
             self._cache,
             self._model.delta_rows(rows, layout.num_slots),
@@ -105,8 +115,8 @@ def reveal(blocks: Tensor, logits: Tensor, *, remaining_steps: int) -> Tensor:
     filled = torch.where(open_places, tokens.to(blocks.device), blocks)
     if remaining_steps == 1:
         return filled
-    count = -(-blocks.shape[1] // remaining_steps) if bool(open_places.all()) else -(-int(open_places.sum(1).max()) // remaining_steps)
+    count = -(-int(open_places.sum(1).max()) // remaining_steps)
     confidence = (best - logits.logsumexp(-1)).to(blocks.device).masked_fill(~open_places, float("-inf"))
-    chosen = confidence.topk(min(count, blocks.shape[1]), dim=1).indices
+    chosen = confidence.topk(count, dim=1).indices
     keep = torch.zeros_like(open_places).scatter(1, chosen, True) & open_places
     return torch.where(keep, filled, blocks)

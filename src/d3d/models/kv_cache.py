@@ -29,7 +29,9 @@ class KVCache:
     last row; a mask hides what is not there for the others.
     """
 
-    def __init__(self, num_layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, num_layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         shape = (num_layers, batch, kv_heads, capacity, head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
@@ -70,7 +72,10 @@ class KVCache:
         wanted = (tuple(self.lengths), rows)
         if self._indexed != wanted:
             starts = torch.tensor(self.lengths, device=self._keys.device)[:, None]
-            self._index = (torch.arange(len(self.lengths), device=starts.device)[:, None], starts + torch.arange(rows, device=starts.device))
+            self._index = (
+                torch.arange(len(self.lengths), device=starts.device)[:, None],
+                starts + torch.arange(rows, device=starts.device),
+            )
             self._indexed = wanted
         return self._index
 
@@ -95,6 +100,7 @@ class KVCache:
                 length = self.lengths[row]
                 self._keys[:, place, :, :length] = self._keys[:, row, :, :length]
                 self._values[:, place, :, :length] = self._values[:, row, :, :length]
+                self._values[:, place, :, length:] = 0  # a hidden value counts 0 times: not nothing if it is not finite
         self._keys, self._values = self._keys[:, : len(rows)], self._values[:, : len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
 
@@ -102,5 +108,5 @@ class KVCache:
 class PassThrough:
     """No memory: a pass sees its own rows only, and gradients flow."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's
         return attend(query, key, value, mask)
