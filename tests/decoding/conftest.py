@@ -1,10 +1,15 @@
-"""Two tiny tokenizers, made on the spot."""
+"""Two tiny tokenizers and tiny targets, made on the spot."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from d3d.engines.native import NativeEngine
+from d3d.models.tiny import tiny_transformer
 
 CORPUS = ["ha ha ha hello world", "the cat sat on the mat", "你好你好 世界", "naïve café"] * 4
 
@@ -29,3 +34,15 @@ def fallback_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="session")
+def make_target() -> Callable[..., NativeEngine]:
+    """Arguments of `tiny_transformer` -> a target engine."""
+    return lambda **options: NativeEngine(tiny_transformer(**options))
+
+
+@pytest.fixture(scope="session")
+def target(make_target: Callable[..., NativeEngine]) -> NativeEngine:
+    """A Llama-like target of 97 tokens and 512 positions."""
+    return make_target()
