@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import PROMPT, SAMPLING, Run, Watched, make, run, run_all
 
 from d3d.baselines.scripted import Double, always_wrong, empty, noisy, oracle, scripted, wrong_at
 from d3d.core.types import DraftBlock
 from d3d.decoding.loop import decode
 from d3d.engines.native import NativeEngine
+from support.runs import PROMPT, SAMPLING, Run, Watched, make, run, run_all
 
 BLOCK_SIZES = (1, 2, 4, 16)
 MAX_TOKENS = 30
@@ -95,7 +95,9 @@ def test_logprobs_equal_plain(target: NativeEngine, sampling: str) -> None:
 
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_after_every_round_the_cache_holds_the_committed_tokens_but_the_anchor(target: NativeEngine, block_size: int, sampling: str) -> None:
+def test_after_every_round_the_cache_holds_the_committed_tokens_but_the_anchor(
+    target: NativeEngine, block_size: int, sampling: str
+) -> None:
     params = SAMPLING[sampling] | {"max_tokens": MAX_TOKENS}
     plain = run(target, **params)
     for drafter in doubles(plain, target.vocab_size, block_size).values():

@@ -25,7 +25,15 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.7},
     "sampled penalties": {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.2, "frequency_penalty": -0.5, "presence_penalty": 1.0},
     "bias": {"logit_bias": {7: 3.0, 20: -4.0, 55: 2.5}},
-    "everything": {"temperature": 0.9, "seed": 6, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "frequency_penalty": 0.5, "logit_bias": {9: 2.0}},
+    "everything": {
+        "temperature": 0.9,
+        "seed": 6,
+        "top_k": 30,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "frequency_penalty": 0.5,
+        "logit_bias": {9: 2.0},
+    },
 }
 """Ways to choose tokens, by name; all reproducible."""
 
