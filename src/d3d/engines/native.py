@@ -52,7 +52,8 @@ class NativeSession:
             for i, logits in enumerate(self._pass(chunk, wanted)):
                 if logits is not None:
                     outputs[i].append(logits)
-        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in outputs]
+        nothing = torch.empty((0, self._model.config.vocab_size), device=self._model.device)
+        return [parts[0] if len(parts) == 1 else torch.cat([nothing, *parts]) for parts in outputs]
 
     def _pass(self, token_ids: list[list[int]], wanted: list[slice | None]) -> list[Tensor | None]:
         device = self._model.device

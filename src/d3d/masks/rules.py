@@ -40,7 +40,10 @@ class Rows:
     @staticmethod
     def concatenate(*parts: Rows) -> Rows:
         """Join along the last dimension."""
-        join = lambda name: torch.cat([getattr(part, name) for part in parts], dim=-1)  # noqa: E731
+
+        def join(name: str) -> Tensor:
+            return torch.cat([getattr(part, name) for part in parts], dim=-1)
+
         return Rows(join("position"), join("anchor"), join("block"), join("document"))
 
     @staticmethod

@@ -29,6 +29,9 @@ class DecoderConfig:
     norm_eps: float
     max_length: int
     tied: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
     inv_freq: tuple[float, ...]
     """Rotary frequencies, head_dim / 2 of them."""
     rope_scale: float
@@ -45,10 +48,14 @@ def decoder_config(config: Any) -> DecoderConfig:
         raise InvalidCheckpoint("sliding-window attention is not supported: its cache can't be rewound past the window")
     if getattr(config, "quantization_config", None):
         raise InvalidCheckpoint("quantised checkpoints are not supported; use the bfloat16 release or a GGUF file")
+    num_kv_heads = config.num_key_value_heads or config.num_attention_heads
+    if config.num_attention_heads % num_kv_heads:
+        raise InvalidCheckpoint(f"{config.num_attention_heads} query heads can't share {num_kv_heads} key-value heads evenly")
     inv_freq, rope_scale = _rotary(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if 2 * len(inv_freq) != head_dim:
         raise InvalidCheckpoint("partial rotary embeddings are not supported")
+    qkv_bias, out_bias, mlp_bias = _biases(config)
     return DecoderConfig(
         family=config.model_type,
         vocab_size=config.vocab_size,
@@ -56,14 +63,25 @@ def decoder_config(config: Any) -> DecoderConfig:
         intermediate_size=config.intermediate_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         norm_eps=config.rms_norm_eps,
         max_length=config.max_position_embeddings,
         tied=bool(config.tie_word_embeddings),
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
         inv_freq=tuple(inv_freq.tolist()),
         rope_scale=rope_scale,
     )
+
+
+def _biases(config: Any) -> tuple[bool, bool, bool]:
+    """Which linear layers have a bias: query, key and value; attention output; MLP."""
+    if config.model_type == "qwen2":
+        return True, False, False
+    attention = bool(getattr(config, "attention_bias", False))
+    return attention, attention, config.model_type == "llama" and bool(getattr(config, "mlp_bias", False))
 
 
 def _rotary(config: Any) -> tuple[Tensor, float]:

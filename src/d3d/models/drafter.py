@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.rules import BlockAttention
 from d3d.models.transformer import Transformer
 
@@ -39,7 +40,7 @@ class DrafterConfig(BaseModel):
     block_attention: BlockAttention = "causal"
     alignment: Alignment = "next"
     """`next`: row a + j predicts position a + j + 1, the anchor's own row drafted token 1. `same`: slots predict their own position."""
-    mask_token_id: int | None = None
+    mask_token_id: int | None = Field(None, ge=0)
     """Embedding row that stands for a masked position; None where a learned vector does."""
     kept_layers: tuple[int, ...]
     """Which of the base model's layers it has, in order."""
@@ -48,8 +49,8 @@ class DrafterConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> DrafterConfig:
-        if not self.kept_layers or sorted(set(self.kept_layers)) != list(self.kept_layers):
-            raise ValueError(f"kept_layers must be ascending and not empty, not {self.kept_layers}")
+        if not self.kept_layers or sorted(set(self.kept_layers)) != list(self.kept_layers) or self.kept_layers[0] < 0:
+            raise ValueError(f"kept_layers must be ascending layer numbers and not empty, not {self.kept_layers}")
         return self
 
     @property
@@ -68,7 +69,10 @@ class DrafterModel(nn.Module):
     mask_vector: Tensor | None
 
     def __init__(self, config: DrafterConfig, transformer: Transformer) -> None:
+        """Raises InvalidCheckpoint where the mask token has no embedding."""
         super().__init__()
+        if config.mask_token_id is not None and config.mask_token_id >= transformer.config.vocab_size:
+            raise InvalidCheckpoint(f"mask_token_id is {config.mask_token_id}, the drafter knows ids below {transformer.config.vocab_size}")
         self.config = config
         self.transformer = transformer
         self.mask_vector = None

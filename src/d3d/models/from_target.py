@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import copy
 
-from d3d.models.config import DecoderConfig
+import torch
+from torch import nn
+
+from d3d.core.errors import InvalidCheckpoint
 from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.linear import Linear
 from d3d.models.transformer import Transformer
 
 
-def from_target(config: DecoderConfig, tensors: dict[str, Tensor], drafter: DrafterConfig, *, seed: int = 0) -> DrafterModel:
-    """A drafter whose clean rows compute what the kept layers of the model compute.
+def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> DrafterModel:
+    """A drafter whose clean rows compute what the kept layers of `base` compute.
 
-    With deltas, `down` is random and `up` zero (LoRA's start), so slots begin with the base model's weights too. Without, the
-    weights are copies and all of them can be trained. Raises InvalidCheckpoint as `Transformer` does.
+    With deltas it shares the base's weights (no copy), `down` is random and `up` zero (LoRA's start), so slots begin with the
+    base's weights too. Without, the weights are copies and all of them can be trained. `base` itself stays as it is.
     """
-    if drafter.delta is None:
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    model = DrafterModel(drafter, Transformer(config, tensors, layers=drafter.kept_layers))
+    model = DrafterModel(config, select_layers(base, config.kept_layers, share=config.delta is not None))
     generator = torch.Generator().manual_seed(seed)
-    embedding = model.transformer.embedding
-    if drafter.delta is None:
+    embedding = base.embedding.detach().float()
+    if config.delta is None:
         for parameter in model.transformer.parameters():
             parameter.requires_grad_(True)
     else:
-        add_deltas(model, drafter.delta.rank, generator)
-    if drafter.mask_token_id is None:
+        add_deltas(model, config.delta.rank, generator)
+    if config.mask_token_id is None:
         # near the middle of the embeddings, where an input that says nothing belongs
-        noise = torch.randn(config.hidden_size, generator=generator) * embedding.float().std().item()
-        model.set_mask_vector((embedding.float().mean(0) + noise.to(embedding.device)).to(torch.float32))
+        noise = torch.randn(embedding.shape[1], generator=generator).to(embedding.device)
+        model.set_mask_vector(embedding.mean(0) + noise * embedding.std())
     return model
+
+
+def select_layers(base: Transformer, kept_layers: tuple[int, ...], *, share: bool) -> Transformer:
+    """A transformer of some of another's layers; it shares the weights or copies them. Raises InvalidCheckpoint."""
+    if kept_layers[-1] >= len(base.layers):
+        raise InvalidCheckpoint(f"the drafter keeps layer {kept_layers[-1]}, its base has layers 0 to {len(base.layers) - 1}")
+    shared = [*base.parameters(), base._cos, base._sin] if share else []
+    chosen = copy.copy(base)
+    chosen._modules = dict(base._modules)
+    chosen.layers = nn.ModuleList(base.layers[layer] for layer in kept_layers)
+    return copy.deepcopy(chosen, {id(tensor): tensor for tensor in shared})
 
 
 def delta_layers(model: DrafterModel) -> dict[str, Linear]:

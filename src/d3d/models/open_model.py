@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from d3d.core.errors import InvalidRequest
 from d3d.models.config import DecoderConfig, decoder_config
@@ -29,8 +28,6 @@ class OpenModel:
     source: str
     path: Path
     config: DecoderConfig
-    tensors: dict[str, Tensor]
-    """Hugging Face names; on the model's device and in its dtype, sharing memory with the transformer where it does not fuse."""
     transformer: Transformer
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: frozenset[int]
@@ -65,8 +62,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> OpenModel:
@@ -78,7 +75,7 @@ def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> Ope
     config = decoder_config(hf_config)
     stored = read_tensors(path)
     fingerprint = weights_fingerprint(stored)
-    tensors = {name: tensor.to(device=where, dtype=kind) for name, tensor in stored.items()}
+    tensors = {name: tensor.to(where, kind if tensor.is_floating_point() else tensor.dtype) for name, tensor in stored.items()}
     transformer = Transformer(config, tensors).eval()
     tokenizer = load_tokenizer(path)
-    return OpenModel(source, path, config, tensors, transformer, tokenizer, eos_token_ids(path, hf_config, tokenizer), fingerprint)
+    return OpenModel(source, path, config, transformer, tokenizer, eos_token_ids(path, hf_config, tokenizer), fingerprint)

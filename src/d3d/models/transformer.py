@@ -37,16 +37,19 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, tensors: LayerTensors) -> None:
         super().__init__()
         self.config = config
-        self.attention_norm = Norm(tensors.take("input_layernorm.weight"), config.norm_eps)
-        self.qkv = tensors.linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        hidden, queries, keys = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.attention_norm = Norm(tensors.take("input_layernorm.weight", hidden), config.norm_eps)
+        qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+        self.qkv = tensors.linear(hidden, qkv, bias=config.qkv_bias)
         self.q_norm = self.k_norm = None
         if config.family == "qwen3":
-            self.q_norm = Norm(tensors.take("self_attn.q_norm.weight"), config.norm_eps)
-            self.k_norm = Norm(tensors.take("self_attn.k_norm.weight"), config.norm_eps)
-        self.out = tensors.linear("self_attn.o_proj")
-        self.mlp_norm = Norm(tensors.take("post_attention_layernorm.weight"), config.norm_eps)
-        self.gate_up = tensors.linear("mlp.gate_proj", "mlp.up_proj")
-        self.down = tensors.linear("mlp.down_proj")
+            self.q_norm = Norm(tensors.take("self_attn.q_norm.weight", config.head_dim), config.norm_eps)
+            self.k_norm = Norm(tensors.take("self_attn.k_norm.weight", config.head_dim), config.norm_eps)
+        self.out = tensors.linear(queries, {"self_attn.o_proj": hidden}, bias=config.out_bias)
+        self.mlp_norm = Norm(tensors.take("post_attention_layernorm.weight", hidden), config.norm_eps)
+        wide = config.intermediate_size
+        self.gate_up = tensors.linear(hidden, {"mlp.gate_proj": wide, "mlp.up_proj": wide}, bias=config.mlp_bias)
+        self.down = tensors.linear(wide, {"mlp.down_proj": hidden}, bias=config.mlp_bias)
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None, store: KeyValueStore, index: int, delta_rows: int) -> Tensor:
         c = self.config
@@ -60,7 +63,8 @@ class Layer(nn.Module):
             query, key = rotary.turn(query_key).split((c.num_heads, c.num_kv_heads), dim=1)
         x = x + self.out(store.attend(index, query, key, value, mask), delta_rows)
         gate, up = self.gate_up(self.mlp_norm(x), delta_rows).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up, delta_rows)
+        out: Tensor = x + self.down(F.silu(gate) * up, delta_rows)
+        return out
 
 
 class Rotary:
@@ -77,23 +81,28 @@ class Rotary:
 
 
 class LayerTensors:
-    """One layer's tensors under their Hugging Face names; what is taken is gone, so leftovers show."""
+    """Tensors under a prefix of their Hugging Face names; what is taken is gone, so leftovers show. All raise InvalidCheckpoint."""
 
     def __init__(self, tensors: dict[str, Tensor], prefix: str) -> None:
         self._tensors, self._prefix = tensors, prefix
 
-    def take(self, name: str) -> Tensor:
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A float tensor of this shape."""
         full = self._prefix + name
         if full not in self._tensors:
-            raise InvalidCheckpoint(f"tensor {full} is missing from the checkpoint")
-        return self._tensors.pop(full)
+            raise InvalidCheckpoint(f"tensor {full} is missing from the checkpoint; fetch the model again")
+        tensor = self._tensors.pop(full)
+        if not tensor.is_floating_point():
+            raise InvalidCheckpoint(f"tensor {full} holds {tensor.dtype}, not floats; use the model's bfloat16 release or a GGUF file")
+        if tensor.shape != shape:
+            raise InvalidCheckpoint(f"tensor {full} has shape {tuple(tensor.shape)}, the config says {shape}")
+        return tensor
 
-    def linear(self, *names: str) -> Linear:
-        weights = [self.take(f"{name}.weight") for name in names]
-        biases = [self.take(f"{name}.bias") for name in names if f"{self._prefix}{name}.bias" in self._tensors]
-        if biases and len(biases) != len(names):
-            raise InvalidCheckpoint(f"some of {', '.join(names)} under {self._prefix} have a bias and some have none")
-        if len(names) == 1:
+    def linear(self, in_features: int, out_features: dict[str, int], *, bias: bool) -> Linear:
+        """One layer of the weights (and biases) of all names, one below the other; `out_features`: name to rows."""
+        weights = [self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()]
+        biases = [self.take(f"{name}.bias", rows) for name, rows in out_features.items() if bias]
+        if len(weights) == 1:
             return Linear(weights[0], biases[0] if biases else None)
         return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
@@ -109,21 +118,21 @@ class Transformer(nn.Module):
         self.config = config
         rest = dict(tensors)
         top = LayerTensors(rest, "")
-        embedding = top.take("model.embed_tokens.weight")
-        if embedding.shape != (config.vocab_size, config.hidden_size):
-            raise InvalidCheckpoint(f"model.embed_tokens.weight has shape {tuple(embedding.shape)}, the config says {(config.vocab_size, config.hidden_size)}")
+        embedding = top.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(embedding, requires_grad=False)
         self.layers = nn.ModuleList(Layer(config, LayerTensors(rest, f"model.layers.{i}.")) for i in kept)
-        self.norm = Norm(top.take("model.norm.weight"), config.norm_eps)
+        self.norm = Norm(top.take("model.norm.weight", config.hidden_size), config.norm_eps)
+        if "lm_head.weight" in rest or not config.tied:
+            head = top.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            if config.tied and not torch.equal(head, embedding):
+                raise InvalidCheckpoint(
+                    "lm_head.weight differs from the embedding that the config ties it to; set tie_word_embeddings to false"
+                )
+            self.head = Linear(head)
         if config.tied:
-            rest.pop("lm_head.weight", None)
             self.head = Linear(embedding)
             self.head.weight = self.embedding
-        else:
-            self.head = Linear(top.take("lm_head.weight"))
-        left = [name for name in rest if not _belongs_to_dropped_layer(name, kept) and not name.endswith("rotary_emb.inv_freq")]
-        if left:
-            raise InvalidCheckpoint(f"{len(left)} tensors of the checkpoint are not part of a {config.family} decoder, for example {left[0]}")
+        _refuse_left_over(config, rest, kept)
         self._cos, self._sin = _rotary_table(config, embedding)
 
     @property
@@ -152,16 +161,22 @@ class Transformer(nn.Module):
         rotary = Rotary(self._cos[positions], self._sin[positions])
         for index, layer in enumerate(self.layers):
             x = layer(x, rotary, mask, store, index, delta_rows)
-        return self.norm(x)  # type: ignore[no-any-return]
+        out: Tensor = self.norm(x)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., hidden_size] -> [..., vocab_size], in the model's dtype."""
-        return self.head.forward(hidden if hidden.dim() > 1 else hidden[None])
+        return self.head.forward(hidden)
 
 
-def _belongs_to_dropped_layer(name: str, kept: tuple[int, ...]) -> bool:
-    parts = name.split(".")
-    return name.startswith("model.layers.") and parts[2].isdigit() and int(parts[2]) not in kept
+def _refuse_left_over(config: DecoderConfig, rest: dict[str, Tensor], kept: tuple[int, ...]) -> None:
+    """A tensor that nothing reads means that this decoder would compute something else. Raises InvalidCheckpoint."""
+    dropped = tuple(f"model.layers.{i}." for i in range(config.num_layers) if i not in kept)
+    left = [name for name in rest if not name.startswith(dropped) and not name.endswith("rotary_emb.inv_freq")]
+    if left:
+        raise InvalidCheckpoint(
+            f"{len(left)} tensors of the checkpoint have no place in a {config.family} decoder of this config, for example {left[0]}"
+        )
 
 
 def _rotary_table(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
