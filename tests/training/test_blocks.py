@@ -1,0 +1,228 @@
+"""The training pass and the replayed evaluation against the drafter as it drafts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from d3d.drafting.block_drafter import BlockDrafter
+from d3d.models.drafter import DrafterModel
+from d3d.models.tiny import tiny_transformer
+from d3d.training import evaluate
+from d3d.training.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
+from d3d.training.corpus import Sample
+from d3d.training.evaluate import Acceptance, replay, walk
+from d3d.training.losses import head_loss, position_weights
+from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
+
+Kind = dict[str, Any]
+ANCHORS = [3, 3, 9, 4, 13]  # in any order, and two blocks may share one
+LENGTH = 14
+
+
+def slots_of(model: DrafterModel, token_ids: Tensor, anchors: list[int], *, joint: bool, num_slots: int = 4) -> Tensor:
+    """Hidden states [blocks, slots, hidden]."""
+    batch = hang_blocks(torch.tensor(anchors), num_slots, model.config.alignment)
+    hidden = joint_pass(model, token_ids, batch)[1] if joint else slot_pass(model, clean_pass(model, token_ids)[1], batch)
+    return hidden.view(len(anchors), num_slots, -1)
+
+
+@every_kind
+@pytest.mark.parametrize(("scope", "joint"), [("slots", False), ("slots", True), ("all", True), (None, True), ("all", False)])
+def test_a_block_in_training_computes_what_it_computes_when_it_drafts(kind: Kind, scope: str | None, joint: bool) -> None:
+    model = tiny_drafter(scope=scope, **kind)
+    ids = text(LENGTH)
+    hidden = slots_of(model, torch.tensor(ids), ANCHORS, joint=joint)
+    draft_length = 4 + (kind["alignment"] == "next")
+    for block, anchor in enumerate(ANCHORS):
+        alone = block_logits(model, ids[: anchor + 1], [-1] * draft_length)[-4:]
+        torch.testing.assert_close(model.transformer.logits(hidden[block]), alone, atol=2e-4, rtol=1e-4)
+
+
+@every_kind
+@pytest.mark.parametrize("scope", ["slots", "all", None])
+def test_clean_rows_of_the_joint_pass_are_those_of_a_pass_without_slots(kind: Kind, scope: str | None) -> None:
+    model = tiny_drafter(scope=scope, **kind)
+    token_ids = torch.tensor(text(LENGTH))
+    clean, _ = joint_pass(model, token_ids, hang_blocks(torch.tensor(ANCHORS), 4, "next"))
+    torch.testing.assert_close(clean, clean_pass(model, token_ids)[0], atol=1e-5, rtol=1e-5)
+
+
+@every_kind
+def test_both_forms_of_the_pass_have_the_same_gradients(kind: Kind) -> None:
+    model = tiny_drafter(**kind)
+    token_ids = torch.tensor(text(LENGTH))
+    direction = torch.randn(len(ANCHORS), 4, 64, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for joint in (False, True):
+        model.zero_grad()
+        (slots_of(model, token_ids, ANCHORS, joint=joint) * direction).sum().backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.trainable().items() if parameter.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() == model.trainable().keys()
+    for name, gradient in gradients[0].items():
+        assert gradient.abs().max() > 0
+        assert (gradient - gradients[1][name]).abs().max() < 1e-4 * gradient.abs().max(), name
+
+
+@every_kind
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_block_depends_on_the_clean_tokens_up_to_its_anchor_and_on_no_other_block(kind: Kind, joint: bool) -> None:
+    model = tiny_drafter(**kind)
+    ids = text(LENGTH)
+    before = slots_of(model, torch.tensor(ids), [4, 9], joint=joint)
+    for place in range(LENGTH):
+        changed = ids[:place] + [(ids[place] + 1) % 90] + ids[place + 1 :]
+        after = slots_of(model, torch.tensor(changed), [4, 9], joint=joint)
+        for block, anchor in enumerate((4, 9)):
+            moved = (after[block] - before[block]).abs().amax(-1)
+            assert (moved > 1e-5).all() if place <= anchor else (moved < 1e-6).all()
+    for others in ([], [4], [0, 12, 8, 4], [5]):
+        again = slots_of(model, torch.tensor(ids), [*others, 9], joint=joint)[-1]
+        torch.testing.assert_close(again, before[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("alignment", "targets"), [("same", [[3, 4, 5], [8, 9, 10]]), ("next", [[4, 5, 6], [9, 10, 11]])])
+def test_slots_stand_behind_their_anchor_and_predict_as_aligned(alignment: str, targets: list[list[int]]) -> None:
+    batch = hang_blocks(torch.tensor([2, 7]), 3, alignment)
+    assert batch.rows.position.tolist() == [3, 4, 5, 8, 9, 10]
+    assert batch.rows.anchor.tolist() == [2, 2, 2, 7, 7, 7]
+    assert batch.rows.block.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.targets.tolist() == targets
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_slots_past_the_models_context_are_no_crash_and_change_nothing_before(joint: bool) -> None:
+    model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16))
+    roomy = tiny_drafter(tiny_transformer(seed=1))
+    token_ids = torch.tensor(text(LENGTH))
+    got, expected = (slots_of(m, token_ids, [13], joint=joint)[0] for m in (model, roomy))
+    torch.testing.assert_close(got[:2], expected[:2])  # positions 14 and 15
+    assert torch.isfinite(got).all()
+
+
+# Losses
+
+
+@pytest.mark.parametrize("rows", [1, 5, 128, 300])
+def test_the_loss_over_a_frozen_head_is_the_weighted_cross_entropy_with_its_gradient(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    hidden, head = torch.randn(rows, 16, generator=generator), torch.randn(97, 16, generator=generator)
+    targets, weights = torch.randint(0, 97, (rows,), generator=generator), torch.rand(rows, generator=generator)
+    results = []
+    for frozen in (True, False):
+        x = hidden.clone().requires_grad_()
+        loss = head_loss(x, head.clone().requires_grad_(not frozen), targets, weights)
+        (3 * loss).backward()
+        assert x.grad is not None
+        results.append((loss.detach(), x.grad))
+    expected = (F.cross_entropy(hidden @ head.T, targets, reduction="none") * weights).sum() / weights.sum()
+    for loss, gradient in results:
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(gradient, results[1][1], atol=1e-6, rtol=1e-4)
+
+
+def test_rows_without_weight_count_nothing_and_no_weight_at_all_is_no_nan() -> None:
+    hidden, head = torch.randn(4, 8, requires_grad=True), torch.randn(20, 8)
+    targets = torch.tensor([1, 2, 3, 4])
+    weights = torch.tensor([1.0, 0.0, 2.0, 0.0])
+    loss = head_loss(hidden, head, targets, weights)
+    torch.testing.assert_close(loss, head_loss(hidden[[0, 2]], head, targets[[0, 2]], weights[[0, 2]]))
+    loss.backward()
+    assert hidden.grad is not None
+    assert not hidden.grad[[1, 3]].any()
+    assert head_loss(hidden, head, targets, torch.zeros(4)).item() == 0
+
+
+def test_a_bfloat16_head_is_right_within_its_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(200, 16, generator=generator), torch.randn(97, 16, generator=generator)
+    targets, weights = torch.randint(0, 97, (200,), generator=generator), torch.ones(200)
+    gradients, values = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        x = hidden.clone().to(dtype).requires_grad_()
+        loss = head_loss(x, head.to(dtype), targets, weights)
+        loss.backward()
+        assert x.grad is not None
+        gradients.append(x.grad.float())
+        values.append(loss.item())
+    assert values[1] == pytest.approx(values[0], rel=0.01)
+    assert (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
+
+
+def test_early_slots_weigh_most() -> None:
+    assert position_weights(3, 2.0).tolist() == pytest.approx([1.0, 0.60653, 0.36788], abs=1e-4)
+
+
+# Replay
+
+
+def answer(model: DrafterModel, prompt: list[int], length: int, seed: int) -> list[int]:
+    """An answer that the drafter guesses in part: pieces of its own blocks, and then something else."""
+    rng = random.Random(seed)
+    ids = [*prompt, rng.randrange(90)]
+    for kept in itertools.cycle((0, 6, 2)):
+        if len(ids) - len(prompt) >= length:
+            break
+        ids += [*reference_draft(model, ids, 6)[:kept], rng.randrange(90)]
+    return ids[len(prompt) : len(prompt) + length]
+
+
+def slow_replay(model: DrafterModel, samples: list[Sample], draft_length: int) -> Acceptance:
+    """Really draft, round by round, and compare with the answer."""
+    acceptance = Acceptance(draft_length)
+    for sample in samples:
+        session = BlockDrafter(model, 97).open(1, 100)
+        one = sequence(sample.prompt_ids + sample.answer_ids[:1])
+        while missing := sample.token_ids[len(one) :]:
+            drafted = session.draft([one], [draft_length])[0].token_ids
+            kept = 0
+            while kept < min(len(drafted), len(missing)) and drafted[kept] == missing[kept]:
+                kept += 1
+            one.commit(missing[: kept + 1])
+            acceptance.add_round(kept, len(missing[: kept + 1]))
+    return acceptance
+
+
+@every_kind
+@pytest.mark.parametrize("scope", ["slots", "all", None])
+def test_replayed_rounds_are_the_rounds_of_a_drafter_that_really_drafts(
+    kind: Kind, scope: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_drafter(scope=scope, **kind)
+    samples = [
+        Sample(text(n, seed=n), answer(model, text(n, seed=n), length, n), "test", 0.0, 0)
+        for n, length in ((5, 30), (1, 17), (9, 2), (4, 1))
+    ]
+    for draft_length in (1, 2, 6):
+        replayed, slow = replay(model, samples, draft_length), slow_replay(model, samples, draft_length)
+        assert replayed == slow
+        assert slow.committed == 29 + 16 + 1
+    assert min(slow.histogram[0], slow.histogram[2], slow.histogram[6]) > 0
+    monkeypatch.setattr(evaluate, "SLOTS_A_PASS", 7)  # more than one pass
+    assert replay(model, samples, 6) == slow
+
+
+def test_a_walk_counts_rounds_as_decoding_would() -> None:
+    acceptance = Acceptance(2)
+    walk([[7, 8], [0, 0], [0, 0], [9, 1], [0, 0]], [5, 7, 8, 6, 9, 2], acceptance)
+    # 5 | 7 8 kept, 6 by the target | 9 kept, 2 by the target
+    assert acceptance == Acceptance(2, rounds=2, committed=5, histogram=[0, 1, 1])
+    assert acceptance.acceptance_length == 2.5
+    assert acceptance.acceptance_at == [1.0, 0.5]
+
+
+def test_a_block_that_ends_the_answer_has_no_bonus_token() -> None:
+    acceptance = Acceptance(2)
+    walk([[7, 8], [0, 0], [0, 0]], [5, 7, 8], acceptance)
+    assert acceptance == Acceptance(2, rounds=1, committed=2, histogram=[0, 0, 1])
+
+
+def test_no_rounds_are_no_division_by_zero() -> None:
+    empty = Acceptance(3)
+    assert (empty.acceptance_length, empty.acceptance_at) == (0.0, [0.0, 0.0, 0.0])
