@@ -152,8 +152,8 @@ def test_numbers_that_are_not_finite_end_drafting_for_their_own_request_only(mak
     bad = 77
     with torch.no_grad():
         broken.model.transformer.embedding[bad] = float("nan")
-    prompts = [[5, bad, 80, 3], [60] * 9, [4, 8, 15], [23] * 20]
-    limits = (20, 12, 60, 50)  # the first leaves early, and others move to its place
+    prompts = [[5, bad, *[80] * 18], [60] * 9, [23] * 20, [4, 8, 15]]
+    limits = (20, 12, 50, 60)  # the last, a short one, moves to the first's place
 
     def all_four() -> list[Run]:
         return [make(target, prompt, max_tokens=limit, logit_bias={bad: -100.0}) for prompt, limit in zip(prompts, limits, strict=True)]

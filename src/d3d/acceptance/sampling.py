@@ -100,25 +100,34 @@ def _choose_rows(scores: Tensor, first_row: int, sequence: Sequence) -> Choices:
     return Choices(token_ids, _logprobs(scores, token_ids, params.logprobs))
 
 
-def choice_gap(logits: Tensor, sequence: Sequence, eos_token_ids: frozenset[int]) -> float:
-    """How near the choice that follows `sequence` is to falling otherwise; tells rounding from a mistake.
+def choice_gap(logits: Tensor, sequence: Sequence, eos_token_ids: frozenset[int], other: int | None = None) -> float:
+    """How near the choice that follows `sequence` is to falling on the token `other` (None: on any other); tells rounding from a mistake.
 
-    `logits`: float32 [vocab_size] or [1, vocab_size]. Greedy: the best processed logit minus the second, relative to
-    max(1, |best|). Sampling: the distance of the uniform number to the nearer end of the chosen token's interval in the
-    cumulative distribution (a top-k, top-p or min-p border that rounding moves is not considered).
+    `logits`: float32 [vocab_size] or [1, vocab_size]. Greedy: the best processed logit minus the other's, relative to
+    max(1, |best|). Sampling: the distance of the uniform number to the other's interval in the cumulative distribution, to the
+    nearer end of the chosen token's for None (a top-k, top-p or min-p border that rounding moves is not considered). 0 where
+    `other` is the choice, infinite where it is impossible.
     """
     params = sequence.params
     scores = processed_logits(logits.reshape(1, -1), 0, (), sequence, eos_token_ids)
     if params.greedy:
         best, second = scores.topk(2).values[0].tolist()
-        return float((best - second) / max(1.0, abs(best)))
+        return float((best - (second if other is None else float(scores[0, other]))) / max(1.0, abs(best)))
     probabilities = _keep_likely(scores, params).softmax(dim=-1)
     point = uniform(sequence.seed, len(sequence))
     (token_id,) = inverse_cdf(probabilities, [point])
+    if token_id == other:
+        return 0.0
+    if other is not None and float(probabilities[0, other]) == 0.0:
+        return math.inf
     cumulative = probabilities[0].cumsum(0, dtype=torch.float64)
     cumulative = cumulative / cumulative[-1]
-    lower = float(cumulative[token_id - 1]) if token_id else 0.0
-    return min(abs(point - lower), abs(float(cumulative[token_id]) - point))
+    lower, upper = _interval(cumulative, token_id if other is None else other)
+    return min(abs(point - lower), abs(upper - point))
+
+
+def _interval(cumulative: Tensor, token_id: int) -> tuple[float, float]:
+    return float(cumulative[token_id - 1]) if token_id else 0.0, float(cumulative[token_id])
 
 
 def processed_logits(
