@@ -1,0 +1,60 @@
+"""The real SmolLM2-135M with the drafter that is shipped for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import d3d
+from d3d.models.checkpoint import read_config
+
+pytestmark = pytest.mark.real_model
+
+PROMPTS = (
+    "Tom has 3 boxes with 8 pencils in each. He gives 5 pencils to a friend. How many pencils does he have left?",
+    "Write a Python function that counts the vowels in a string.",
+)
+
+
+@pytest.fixture(scope="module")
+def model(smollm2: Path) -> d3d.Model:
+    return d3d.load("smollm2-135m", dtype="float32")
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.95, "repetition_penalty": 1.1}])
+def test_serial_ids_equal_plain_ids(model: d3d.Model, prompt: str, sampling: dict[str, float]) -> None:
+    plain = model.generate(prompt, mode="plain", max_tokens=48, **sampling)
+    serial = model.generate(prompt, mode="serial", max_tokens=48, **sampling)
+    assert serial.token_ids == plain.token_ids
+    assert serial.text == plain.text
+    assert serial.speculation is not None
+    assert serial.speculation.rounds < len(serial.token_ids) - 1, "nothing that was drafted was ever kept"
+
+
+def test_the_shipped_drafter_is_worth_its_pass(model: d3d.Model) -> None:
+    result = model.generate(PROMPTS[0], mode="serial", max_tokens=96)
+    assert result.speculation is not None
+    assert result.speculation.acceptance_length > 2.3
+    assert result.speculation.acceptance_at[0] > 0.9, "the anchor's row is the target's own"
+
+
+def test_the_shipped_drafter_shares_the_targets_weights(model: d3d.Model) -> None:
+    assert model.drafter is not None
+    assert model.drafter.model.transformer.embedding.data_ptr() == model.target.transformer.embedding.data_ptr()
+
+
+def test_the_shipped_drafter_is_small_and_says_where_it_comes_from(smollm2: Path) -> None:
+    from d3d.models.presets import PRESETS
+
+    directory = PRESETS["smollm2-135m"].drafter_directory()
+    assert sum(file.stat().st_size for file in directory.iterdir()) <= 24 * 2**20
+    assert read_config(directory).base.source == "smollm2-135m"
+    assert "Apache-2.0" in (directory / "NOTICE.md").read_text()
+    assert {"data", "command", "commit", "measured"} <= json.loads((directory / "provenance.json").read_text()).keys()
+
+
+def test_the_answer_makes_sense(model: d3d.Model) -> None:
+    assert "Paris" in model.generate("What is the capital of France?", mode="plain", max_tokens=24).text
