@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from d3d.acceptance.sampling import choice_gap
-from d3d.benchmarks.lossless import Divergence, compare, label, tolerance
+from d3d.benchmarks.lossless import Divergence, compare, label, summarise, tolerance
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
 from d3d.engines.native import NativeEngine
@@ -138,3 +138,10 @@ def test_lower_precision_has_a_larger_tolerance() -> None:
     assert tolerance(torch.float32) == 1e-4 < tolerance(torch.float16) < tolerance(torch.bfloat16) == 2**-7
     with pytest.raises(ValueError, match="float64"):
         tolerance(torch.float64)
+
+
+def test_the_worst_of_several_comparisons_is_told() -> None:
+    rounding, mistake = Divergence(3, 1e-6, True), Divergence(9, 0.5, False)
+    assert summarise([]) == summarise([None, None]) == "yes"
+    assert summarise([None, rounding, None]) == label(rounding)
+    assert summarise([rounding, mistake, None]) == "no"
