@@ -35,7 +35,9 @@ def test_sequences_of_different_length_hold_their_own_rows() -> None:
     add(cache, rows([7, 8], [9, 0], [10, 11]), [2, 1, 2])
     assert cache.lengths == [5, 3, 3]
     assert [held(cache, i) for i in range(3)] == [[1, 2, 3, 7, 8], [4, 5, 9], [6, 10, 11]]
-    assert held(cache, 2, layer=1) == [106, 110, 111]
+    add(cache, rows([12, 0], [13, 14], [15, 0]), [1, 2, 1])
+    assert [held(cache, i) for i in range(3)] == [[1, 2, 3, 7, 8, 12], [4, 5, 9, 13, 14], [6, 10, 11, 15]]
+    assert held(cache, 2, layer=1) == [106, 110, 111, 115]
 
 
 def test_a_pass_sees_what_is_cached_and_its_own_rows() -> None:

@@ -56,10 +56,9 @@ def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]
     anchors = torch.tensor([len(ids) - 1 for ids in known])[:, None]
     clean_ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in missing], dtype=torch.long).reshape(len(known), width)
     clean_positions = lengths + torch.arange(width)
-    real = torch.arange(width) < torch.tensor(num_clean)[:, None]
     slot_positions = anchors + 1 + torch.arange(num_slots)
     rows = Rows.concatenate(
-        Rows.clean(torch.where(real, clean_positions, NOWHERE)),
+        Rows.clean(clean_positions),  # padding stands behind the anchor, where no real row looks
         Rows(slot_positions, anchors.expand(-1, num_slots), torch.zeros_like(slot_positions), torch.zeros_like(slot_positions)),
     )
     keys = _cache_places(rows, lengths, max(cached) + width + num_slots)
