@@ -32,3 +32,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv("D3D_CACHE", str(directory))
     return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a complete tiny model; not to be changed."""
+    from support.tiny_model import write_tiny_target
+
+    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(tiny_target: Path) -> Path:
+    """Checkpoint of a drafter for it, with random deltas; not to be changed."""
+    from support.tiny_model import write_tiny_drafter
+
+    return write_tiny_drafter(tiny_target.with_name("drafter"), tiny_target)

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -17,11 +17,11 @@ from d3d.core.errors import InvalidRequest
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
 from d3d.decoding.request import Request, new_request
-from d3d.decoding.results import GenerationResult, Recorder, StreamChunk
+from d3d.decoding.results import GenerationResult, Recorder, Settings, StreamChunk
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
-from d3d.models.checkpoint import load_drafter
+from d3d.models.checkpoint import load_drafter, read_config
 from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, open_model
 from d3d.models.presets import PRESETS
@@ -60,17 +60,26 @@ class Model:
     def encode(self, prompt: str | Messages | list[int], *, raw: bool = False, thinking: bool | None = None) -> list[int]:
         """Token ids of a prompt: a user's turn, a conversation (both through the chat template), text as it is (`raw`), or ids.
 
-        `thinking` is handed to the chat template as `enable_thinking`. Raises InvalidRequest for an empty prompt.
+        `thinking` is handed to the chat template as `enable_thinking`. Raises InvalidRequest for an empty prompt, and for `raw` or
+        `thinking` where they mean nothing.
         """
-        if isinstance(prompt, str) and not prompt.strip():
-            raise InvalidRequest("prompt: it is empty; give some text")
-        if isinstance(prompt, str) and raw:
-            return list(self.tokenizer.encode(prompt))
         if isinstance(prompt, str):
+            check_prompt(prompt, raw=raw)
+        elif not isinstance(prompt, list):
+            raise InvalidRequest(f"prompt: give text, a list of messages or a list of token ids, not {type(prompt).__name__}")
+        elif raw:
+            raise InvalidRequest("raw: it is for text; messages go through the chat template, and token ids are taken as they are")
+        if isinstance(prompt, str) and not raw:
             prompt = [{"role": "user", "content": prompt}]
-        if prompt and isinstance(prompt[0], dict):
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
             return encode_chat(self.tokenizer, prompt, thinking=thinking)
-        return list(prompt)  # type: ignore[arg-type]
+        if thinking is not None:
+            raise InvalidRequest("thinking: it is a switch of the chat template, which this prompt does not go through")
+        if isinstance(prompt, str):
+            return list(self.tokenizer.encode(prompt))
+        if not all(isinstance(token_id, int) for token_id in prompt):
+            raise InvalidRequest("prompt: a list holds messages (role and content) or token ids, nothing else")
+        return list(cast("list[int]", prompt))
 
     def generate(self, prompt: str | Messages | list[int], **options: Any) -> GenerationResult:
         """The whole answer; options as for `stream`."""
@@ -86,7 +95,7 @@ class Model:
         *,
         mode: str | None = None,
         draft_length: int | None = None,
-        num_denoise_steps: int = 1,
+        num_denoise_steps: int | None = None,
         raw: bool = False,
         thinking: bool | None = None,
         **sampling: Any,
@@ -94,53 +103,70 @@ class Model:
         """Answer piece by piece: the first token at once, then one chunk a round.
 
         mode: "plain" or "serial" (default: serial where there is a drafter). draft_length: tokens to draft a round, at most the
-        drafter's block_size. sampling: fields of `SamplingParams`. Raises InvalidRequest before anything is computed.
+        drafter's block_size. num_denoise_steps: drafter passes a block, at most draft_length. sampling: fields of `SamplingParams`.
+        Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for.
         """
         mode = mode or ("serial" if self.drafter else "plain")
-        drafter = self._drafter_for(mode, num_denoise_steps)
-        width = self._draft_length(drafter, draft_length)
-        request = self._request(self.encode(prompt, raw=raw, thinking=thinking), sampling)
-        recorder = Recorder(
-            request.sequence.prompt_length,
-            mode,
-            width,
-            num_denoise_steps,
-            None if request.sequence.params.greedy else request.sequence.seed,
-        )
-        return (recorder.add(event) for event in decode(self.engine, drafter, [request], width))
-
-    def _request(self, prompt_ids: list[int], sampling: dict[str, Any]) -> Request:
-        try:
-            params = SamplingParams(**sampling)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InvalidRequest(f"{'.'.join(map(str, first['loc'])) or 'parameters'}: {first['msg']}") from error
-        return new_request(
+        drafter, width = self._drafting(mode, draft_length, num_denoise_steps)
+        params = sampling_params(sampling)
+        request = new_request(
             self.engine,
-            prompt_ids,
+            self.encode(prompt, raw=raw, thinking=thinking),
             params,
             eos_token_ids=self.target.eos_token_ids,
             tokenizer=self.tokenizer,
             device=self.target.transformer.device,
         )
+        settings = Settings(mode, width, num_denoise_steps or 1, None if params.greedy else request.sequence.seed, thinking)
+        return self._run(request, drafter, settings)
 
-    def _drafter_for(self, mode: str, num_denoise_steps: int) -> BlockDrafter | None:
+    def _run(self, request: Request, drafter: BlockDrafter | None, settings: Settings) -> Iterator[StreamChunk]:
+        recorder = Recorder(request.sequence.prompt_length, settings)
+        for event in decode(self.engine, drafter, [request], settings.draft_length):
+            yield recorder.add(event)
+
+    def _drafting(self, mode: str, draft_length: int | None, num_denoise_steps: int | None) -> tuple[BlockDrafter | None, int]:
+        """The drafter of a request, and how many tokens it drafts a round."""
         if mode not in MODES:
             raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
         if mode == "plain":
-            return None
+            for name, value in (("draft length", draft_length), ("denoise steps", num_denoise_steps)):
+                if value is not None:
+                    raise InvalidRequest(f"{name}: plain mode drafts nothing; leave it out, or use mode serial with a drafter")
+            return None, 0
         if self.drafter is None:
             raise InvalidRequest(f"mode: {mode} needs a drafter, and {self.target.source} was loaded without one; name one, or use plain")
-        if num_denoise_steps < 1:
-            raise InvalidRequest("denoise steps: at least 1")
-        return BlockDrafter(self.drafter.model, self.drafter.target_vocab_size, num_denoise_steps)
+        block_size = self.drafter.block_size
+        if draft_length is not None and not 1 <= draft_length <= block_size:
+            raise InvalidRequest(f"draft length: {draft_length} is not within 1 and the drafter's block size, {block_size}")
+        width = draft_length or min(DEFAULT_DRAFT_LENGTH, block_size)
+        if num_denoise_steps is not None and not 1 <= num_denoise_steps <= width:
+            raise InvalidRequest(f"denoise steps: {num_denoise_steps} is not within 1 and the draft length, {width}")
+        return replace(self.drafter, num_denoise_steps=num_denoise_steps or 1), width
 
-    def _draft_length(self, drafter: BlockDrafter | None, wanted: int | None) -> int:
-        if drafter is None:
-            return 0
-        if wanted is not None and not 1 <= wanted <= drafter.block_size:
-            raise InvalidRequest(f"draft length: {wanted} is not within 1 and the drafter's block size, {drafter.block_size}")
-        return min(wanted or DEFAULT_DRAFT_LENGTH, drafter.block_size)
+
+def check_prompt(prompt: str, *, raw: bool = False) -> None:
+    """Raises InvalidRequest for text that can't be a prompt: empty, or not Unicode."""
+    if not (prompt if raw else prompt.strip()):
+        raise InvalidRequest("prompt: it is empty; give some text")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"prompt: it is not valid Unicode text at character {error.start}; give it as UTF-8") from error
+
+
+def sampling_params(fields: dict[str, Any]) -> SamplingParams:
+    """Checked sampling parameters. Raises InvalidRequest that names the first field that is unknown or impossible."""
+    try:
+        return SamplingParams(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(SamplingParams.model_fields)
+            raise InvalidRequest(f"{name}: there is no such parameter; there are: {known}") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{name}: {message}" if name else message) from error
 
 
 def load(target: str, drafter: str | Path | None = None, *, device: str = "auto", dtype: str = "auto", plain: bool = False) -> Model:
@@ -149,13 +175,17 @@ def load(target: str, drafter: str | Path | None = None, *, device: str = "auto"
     target: preset, directory, GGUF file or hub id. drafter: directory or hub id; a preset brings its own. plain: load no drafter.
     device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16. Raises InvalidCheckpoint or InvalidRequest.
     """
-    model = open_model(target, device=device, dtype=dtype)
-    engine = NativeEngine(model.transformer)
+    if plain and drafter is not None:
+        raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
     path = None
-    if not plain and drafter is not None:
+    if drafter is not None:
         path = resolve_drafter(str(drafter))
     elif not plain and target in PRESETS:
         path = PRESETS[target].drafter_directory()
+    if path is not None:
+        read_config(path)  # what is no drafter is refused before the target is fetched and read
+    model = open_model(target, device=device, dtype=dtype)
+    engine = NativeEngine(model.transformer)
     if path is None:
         return Model(model, engine, None)
     return Model(model, engine, BlockDrafter(load_drafter(path, model), engine.vocab_size))

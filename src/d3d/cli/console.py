@@ -1,16 +1,79 @@
-"""Where people look: progress and tables go to standard error, so that standard output holds results only."""
+"""Where people look: progress and notes go to standard error, so that standard output holds results only."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+LOG_SECONDS = 30.0
+"""How often progress prints a line where there is no terminal to draw on."""
 
 
 def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=stderr()
+def note(text: str, style: str = "dim") -> None:
+    """One line on standard error, as it is: no markup, no wrapping."""
+    stderr().print(Text(text, style=style), soft_wrap=True)
+
+
+class Meter(Protocol):
+    """Shows how far something has come."""
+
+    def show(self, completed: int, text: str) -> None: ...
+
+
+@dataclass
+class Bar:
+    """A bar on a terminal."""
+
+    progress: Progress
+    total: int
+
+    def __post_init__(self) -> None:
+        self._task = self.progress.add_task("", total=self.total)
+
+    def show(self, completed: int, text: str) -> None:
+        self.progress.update(self._task, completed=completed, description=text)
+
+
+@dataclass
+class Log:
+    """A plain line now and then, and one for the end, in a log."""
+
+    total: int
+    every_s: float = LOG_SECONDS
+    _last: float = field(default_factory=time.monotonic)
+
+    def show(self, completed: int, text: str) -> None:
+        now = time.monotonic()
+        if completed >= self.total or now - self._last >= self.every_s:
+            self._last = now
+            print(f"{completed}/{self.total} {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def meter(total: int) -> Iterator[Meter]:
+    """Progress towards `total`: a bar where standard error is a terminal, else a line every LOG_SECONDS."""
+    console = stderr()
+    if not console.is_terminal:
+        yield Log(total)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
+    with Progress(*columns, console=console) as progress:
+        yield Bar(progress, total)

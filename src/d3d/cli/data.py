@@ -10,7 +10,9 @@ import typer
 
 def data(
     corpus: Annotated[Path, typer.Argument(help="Corpus to write, or to go on with (JSON lines).")],
-    prompts: Annotated[list[Path], typer.Option(help="Prompts as JSON lines: messages, prompt, question, problem, instruction or text.")],
+    prompts: Annotated[
+        list[Path], typer.Option(help="Prompts as JSON lines: messages, turns, prompt, question, problem, instruction or text.")
+    ],
     target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
     exclude: Annotated[list[Path] | None, typer.Option(help="Prompts that must not be used (JSON lines), whatever their suffix.")] = None,
     limit: Annotated[int | None, typer.Option(help="Most prompts to take of each file, drawn by seed.", min=1)] = None,
@@ -23,22 +25,28 @@ def data(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
     """Write the target's answers to prompts into a training corpus. Prompts that the corpus holds already are skipped."""
-    from d3d.cli.console import progress
+    from d3d.cli.console import meter, note
     from d3d.models.open_model import open_model
     from d3d.training.corpus import append_samples, open_corpus
-    from d3d.training.prompts import draw_prompts
+    from d3d.training.prompts import LeftOut, draw_prompts
     from d3d.training.regenerate import AnswerOptions, answer_prompts
 
     model = open_model(target, device=device, dtype=dtype)
     options = AnswerOptions(max_tokens=max_tokens, temperature=temperature, batch=batch, seed=seed)
+    left_out = LeftOut()
+    drawn = draw_prompts(prompts, model.tokenizer, exclude=exclude or [], limit=limit, suffix=suffix, seed=seed, left_out=left_out)
     known = open_corpus(corpus, model)
-    chosen = draw_prompts(prompts, model.tokenizer, exclude=exclude or [], limit=limit, suffix=suffix, seed=seed)
-    chosen = [prompt for prompt in chosen if (tuple(prompt.token_ids), temperature) not in known]
-    tokens = 0
-    with progress() as bar:
-        task = bar.add_task("answers", total=len(chosen))
+    chosen = [prompt for prompt in drawn if (tuple(prompt.token_ids), temperature) not in known]
+    done = written = tokens = 0
+    with meter(len(chosen)) as progress:
         for samples in answer_prompts(model, chosen, options):
             append_samples(corpus, samples)
+            done = min(done + batch, len(chosen))
+            written += len(samples)
             tokens += sum(len(sample.answer_ids) for sample in samples)
-            bar.update(task, advance=min(batch, len(samples)), description=f"answers ({tokens} tokens)")
-    typer.echo(f"{corpus}: {len(known) + len(chosen)} answers, {tokens} tokens new")
+            progress.show(done, f"answers, {tokens} tokens")
+    for line in left_out.lines():
+        note(line, "yellow")
+    if written < len(chosen):
+        note(f"left out {len(chosen) - written} prompts that leave no room for an answer in the target's context", "yellow")
+    typer.echo(f"{corpus}: {len(known) + written} answers, {written} of them new with {tokens} tokens")

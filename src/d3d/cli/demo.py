@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import typer
 
 from d3d.cli import options as o
+
+if TYPE_CHECKING:
+    from d3d.decoding.results import GenerationResult
 
 QUESTIONS = (
     "A baker sells 24 rolls in the morning and twice as many in the afternoon. Each roll costs $2. How much money does the baker make?",
@@ -21,64 +26,88 @@ def demo(
     dtype: o.DTypeOption = "float32",
 ) -> None:
     """Answer three questions in plain and in serial mode, and compare ids and times."""
-    from rich.console import Console
-    from rich.table import Table
-
     from d3d.benchmarks.lossless import compare, summarise, tolerance
-    from d3d.cli.console import stderr
+    from d3d.cli.console import note
     from d3d.cli.show import stream_answer
     from d3d.core.types import SamplingParams
 
+    o.sampling_options({"max_tokens": max_tokens})
     loaded = o.ModelChoice(model, None, None, "serial", device, dtype).load()
-    console = Console()
-    with stderr().status("warming up"):
-        for mode in ("plain", "serial"):
-            loaded.generate(QUESTIONS[0], mode=mode, draft_length=draft_length, max_tokens=8)
-    table = Table(title=f"{loaded.target.source}, {loaded.dtype_name} on {loaded.device_name}, greedy")
-    for heading in ("question", "tokens", "plain ms/token", "serial ms/token", "ratio", "acceptance length"):
-        table.add_column(heading, justify="left" if heading == "question" else "right")
-    totals = {"plain": 0.0, "serial": 0.0}
-    tokens = rounds = committed = 0
+    plain, serial = {"mode": "plain"}, {"mode": "serial", "draft_length": draft_length}
+    note("warming up")
+    for options in (plain, serial):
+        loaded.generate(QUESTIONS[0], max_tokens=min(8, max_tokens), **options)
+    pairs: list[Pair] = []
     verdicts = []
     for question in QUESTIONS:
-        console.print(f"\n[bold]{question}[/bold]")
-        plain = loaded.generate(question, mode="plain", max_tokens=max_tokens)
-        serial = stream_answer(loaded.stream(question, mode="serial", draft_length=draft_length, max_tokens=max_tokens), console)
+        typer.echo(f"\n{typer.style(question, bold=True)}")
+        answers = []
+        for options in (plain, serial):
+            typer.echo(typer.style(f"\n[{options['mode']}]", dim=True))
+            answers.append(stream_answer(loaded.stream(question, max_tokens=max_tokens, **options)))
+        pairs.append(Pair(question, answers[0], answers[1]))
         verdicts.append(
             compare(
                 loaded.engine,
                 loaded.encode(question),
-                (plain.token_ids, serial.token_ids),
+                (answers[0].token_ids, answers[1].token_ids),
                 SamplingParams(max_tokens=max_tokens),
                 eos_token_ids=loaded.target.eos_token_ids,
                 largest_rounding=tolerance(loaded.target.transformer.dtype),
             )
         )
-        plain_s, serial_s = plain.timing.tpot_s or 0.0, serial.timing.tpot_s or 0.0
-        assert serial.speculation is not None
-        further = serial.usage.completion_tokens - 1
-        totals["plain"] += plain_s * (plain.usage.completion_tokens - 1)
-        totals["serial"] += serial_s * further
-        tokens, rounds = tokens + further, rounds + serial.speculation.rounds
-        committed += round(serial.speculation.acceptance_length * serial.speculation.rounds)
-        table.add_row(
-            question if len(question) < 40 else question[:37] + "...",
-            str(serial.usage.completion_tokens),
-            f"{1000 * plain_s:.1f}",
-            f"{1000 * serial_s:.1f}",
-            f"{plain_s / serial_s:.2f}",
-            f"{serial.speculation.acceptance_length:.2f}",
-        )
-    plain_ms, serial_ms = 1000 * totals["plain"] / tokens, 1000 * totals["serial"] / tokens
-    table.add_section()
-    table.add_row(
-        "all",
-        str(tokens + len(QUESTIONS)),
-        f"{plain_ms:.1f}",
-        f"{serial_ms:.1f}",
-        f"{plain_ms / serial_ms:.2f}",
-        f"{committed / rounds:.2f}",
-    )
-    console.print()
-    console.print(table)
+    typer.echo()
+    print_table(pairs, f"{loaded.target.source}, {loaded.dtype_name} on {loaded.device_name}, greedy")
+    for warning in sorted({warning for pair in pairs if pair.serial.speculation for warning in pair.serial.speculation.warnings}):
+        note(f"warning: {warning}", "yellow")
     typer.echo(f"token-identical: {summarise(verdicts)}")
+
+
+class Pair(NamedTuple):
+    """One question's answers."""
+
+    question: str
+    plain: GenerationResult
+    serial: GenerationResult
+
+
+def print_table(pairs: list[Pair], title: str) -> None:
+    """Times and acceptance of every question, and of all tokens together."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title))
+    for heading in ("question", "tokens", "plain ms/token", "serial ms/token", "ratio", "acceptance length"):
+        table.add_column(heading, justify="left" if heading == "question" else "right")
+    for pair in pairs:
+        table.add_row(Text(_short(pair.question)), *figures([pair]))
+    table.add_section()
+    table.add_row("all", *figures(pairs))
+    Console().print(table)
+
+
+def figures(pairs: list[Pair]) -> list[str]:
+    """Tokens, milliseconds per further token of both modes, their ratio, and acceptance length; "-" for what was not there."""
+    speculations = [pair.serial.speculation for pair in pairs if pair.serial.speculation is not None]
+    rounds = sum(speculation.rounds for speculation in speculations)
+    committed = sum(speculation.acceptance_length * speculation.rounds for speculation in speculations)
+    plain, serial = _tpot([pair.plain for pair in pairs]), _tpot([pair.serial for pair in pairs])
+    return [
+        str(sum(pair.serial.usage.completion_tokens for pair in pairs)),
+        f"{1000 * plain:.1f}" if plain else "-",
+        f"{1000 * serial:.1f}" if serial else "-",
+        f"{plain / serial:.2f}" if plain and serial else "-",
+        f"{committed / rounds:.2f}" if rounds else "-",
+    ]
+
+
+def _tpot(results: list[GenerationResult]) -> float:
+    """Mean seconds per further token over several answers; 0 where none has two tokens."""
+    further = [result.usage.completion_tokens - 1 for result in results]
+    seconds = sum((result.timing.tpot_s or 0.0) * count for result, count in zip(results, further, strict=True))
+    return seconds / sum(further) if sum(further) else 0.0
+
+
+def _short(question: str) -> str:
+    return question if len(question) < 40 else question[:37] + "..."

@@ -11,7 +11,7 @@ from d3d.cli import options as o
 
 
 def generate(
-    prompt: Annotated[str, typer.Option(help="One user turn through the chat template; `-` reads standard input.")],
+    prompt: Annotated[str, typer.Option(help="One user turn through the chat template; - reads standard input.")],
     model: o.ModelOption = None,
     target: o.TargetOption = None,
     drafter: o.DrafterOption = None,
@@ -32,7 +32,7 @@ def generate(
     seed: o.SeedOption = None,
     logprobs: o.LogprobsOption = None,
     draft_length: o.DraftLengthOption = None,
-    denoise_steps: o.DenoiseStepsOption = 1,
+    denoise_steps: o.DenoiseStepsOption = None,
     thinking: o.ThinkingOption = None,
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
@@ -41,21 +41,24 @@ def generate(
 ) -> None:
     """Answer one prompt; the text streams to standard output, a summary goes to standard error."""
     sampling = o.sampling_options(locals())
-    from rich.console import Console
+    from d3d.cli.console import note
+    from d3d.cli.show import LEGEND, stream_answer, summary
+    from d3d.core.errors import InvalidRequest
 
-    from d3d.cli.console import stderr
-    from d3d.cli.show import stream_answer, summary
-
-    text = o.read_prompt(prompt)
+    if logprobs is not None and not as_json:
+        raise InvalidRequest("--logprobs is shown by --json only; add --json, or leave --logprobs out")
+    text = o.read_prompt(prompt, raw=raw)
     loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
     chunks = loaded.stream(
         text, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, raw=raw, thinking=thinking, **sampling
     )
-    result = stream_answer(chunks, Console(force_terminal=color or None), tokenizer=loaded.tokenizer if color else None)
-    stderr().print(summary(result), style="dim")
+    if warning := o.thinking_warning(loaded, thinking):
+        note(warning, "yellow")
+    result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
+    note(summary(result))
+    if color:
+        typer.echo(LEGEND, err=True)
     for warning in result.speculation.warnings if result.speculation else ():
-        stderr().print(f"warning: {warning}", style="yellow")
+        note(f"warning: {warning}", "yellow")
     if as_json:
-        typer.echo(
-            json.dumps(result.to_dict() | {"settings": {"thinking": thinking, "dtype": loaded.dtype_name, "device": loaded.device_name}})
-        )
+        typer.echo(json.dumps(result.to_dict()))

@@ -14,12 +14,12 @@ DEFAULT_MODEL = "smollm2-135m"
 
 ModelOption = Annotated[str | None, typer.Option(help=f"Preset that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")]
 TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")]
-DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id.")]
+DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")]
 ModeOption = Annotated[str | None, typer.Option(help="plain or serial. Default: serial where there is a drafter.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-DraftLengthOption = Annotated[int | None, typer.Option(help="Tokens to draft a round, at most the drafter's block size.")]
-DenoiseStepsOption = Annotated[int, typer.Option(help="Drafter passes a block.")]
+DraftLengthOption = Annotated[int | None, typer.Option(help="Tokens to draft a round, at most the drafter's block size. Default: 6.")]
+DenoiseStepsOption = Annotated[int | None, typer.Option(help="Drafter passes a block, at most the draft length. Default: 1.")]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopKOption = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
@@ -33,7 +33,9 @@ MinTokensOption = Annotated[int, typer.Option(help="No end of the answer before 
 StopOption = Annotated[list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")]
 StopTokenOption = Annotated[list[int] | None, typer.Option(help="Token id that ends the answer; may be repeated.")]
 SeedOption = Annotated[int | None, typer.Option(help="Noise of the sampler; a fresh one by default.")]
-LogprobsOption = Annotated[int | None, typer.Option(help="Report this many best alternatives a token (with --json).")]
+LogprobsOption = Annotated[
+    int | None, typer.Option(help="Report each token's log-probability and this many best alternatives; needs --json.")
+]
 ThinkingOption = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Handed to the chat template as enable_thinking.")]
 ColorOption = Annotated[bool, typer.Option("--color", help="Show which tokens the drafter proposed and the target kept.")]
 
@@ -50,10 +52,10 @@ class ModelChoice:
     dtype: str
 
     def load(self) -> Model:
-        """Raises InvalidRequest for options that contradict each other."""
+        """Raises InvalidRequest for options that contradict each other, before anything is fetched or read."""
         from d3d.api import MODES, load
         from d3d.core.errors import InvalidRequest
-        from d3d.models.presets import find_preset
+        from d3d.models.presets import PRESETS, find_preset
 
         if self.mode is not None and self.mode not in MODES:
             raise InvalidRequest(f"mode: {self.mode!r} is not one of {', '.join(MODES)}")
@@ -64,6 +66,8 @@ class ModelChoice:
         name = self.target or self.model or DEFAULT_MODEL
         if self.target is None:
             find_preset(name)
+        elif self.mode == "serial" and self.drafter is None and name not in PRESETS:
+            raise InvalidRequest(f"--mode serial needs a drafter for {name}; give one with --drafter, or use --mode plain")
         return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain")
 
 
@@ -81,19 +85,41 @@ def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:
     return bias
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt itself, or standard input for `-`."""
+def read_prompt(prompt: str, *, raw: bool) -> str:
+    """The prompt itself, or for `-` standard input without its last newline. Raises InvalidRequest for an empty one."""
     import sys
 
-    return sys.stdin.read() if prompt == "-" else prompt
+    from d3d.api import check_prompt
+    from d3d.core.errors import InvalidRequest
+
+    if prompt == "-":
+        try:
+            prompt = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
+    check_prompt(prompt, raw=raw)
+    return prompt
 
 
 def sampling_options(local: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters among a command's arguments."""
+    """The sampling parameters among a command's arguments. Raises InvalidRequest for an impossible one."""
+    from d3d.api import sampling_params
+
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    options = {name: local[name] for name in (*names, "min_tokens", "max_tokens", "seed", "logprobs")}
-    return options | {
-        "logit_bias": parse_logit_bias(local["logit_bias"]),
-        "stop": tuple(local["stop"] or ()),
-        "stop_token_ids": tuple(local["stop_token_id"] or ()),
-    }
+    options = {name: local[name] for name in (*names, "min_tokens", "max_tokens", "seed", "logprobs") if name in local}
+    for option, parameter in (("stop", "stop"), ("stop_token_id", "stop_token_ids")):
+        if option in local:
+            options[parameter] = tuple(local[option] or ())
+    if "logit_bias" in local:
+        options["logit_bias"] = parse_logit_bias(local["logit_bias"])
+    sampling_params(options)
+    return options
+
+
+def thinking_warning(model: Model, thinking: bool | None) -> str | None:
+    """What to tell somebody who sets a switch that this model's chat template does not have."""
+    if thinking is None or "enable_thinking" in str(model.tokenizer.chat_template):
+        return None
+    return (
+        f"warning: the chat template of {model.target.source} does not look at enable_thinking, so --thinking/--no-thinking changes nothing"
+    )

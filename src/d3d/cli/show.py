@@ -1,49 +1,69 @@
-"""How answers look on a terminal."""
+"""How answers look on a terminal. A model's text is written as it is: no markup, no wrapping, no tabs expanded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from d3d.decoding.results import GenerationResult, StreamChunk
 
-KEPT_STYLE = "green"
-"""Tokens that the drafter proposed and the target kept."""
-OWN_STYLE = "bold"
-"""Tokens that the target wrote itself."""
+LEGEND = f"{typer.style('green', fg='green')}: drafted and kept; {typer.style('bold', bold=True)}: the target's own"
 
 
-def stream_answer(chunks: Iterator[StreamChunk], console: Console, *, tokenizer: object | None = None) -> GenerationResult:
-    """Print an answer while it grows; with a tokenizer in colour, token by token. Returns the result."""
+def stream_answer(chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokenizerFast | None = None) -> GenerationResult:
+    """Print an answer to standard output while it grows, then a newline; with a tokenizer in two colours. Returns the result."""
+    painter = Painter(tokenizer) if tokenizer is not None else None
     result = None
     for chunk in chunks:
-        if tokenizer is None:
-            console.out(chunk.text, end="", highlight=False)
-        elif chunk.text:
-            console.print(colored(chunk, tokenizer), end="", soft_wrap=True)
+        if painter is None:
+            typer.echo(chunk.text, nl=False)
+        else:
+            typer.echo("".join(paint(text, kept) for text, kept in painter.pieces(chunk)), nl=False, color=True)
         result = chunk.result
-    console.out("", highlight=False)
+    typer.echo()
     assert result is not None, "the last chunk carries the result"
     return result
 
 
-def colored(chunk: StreamChunk, tokenizer: object) -> Text:
-    """The chunk's text; where it falls into its tokens' texts each has the colour of its origin."""
-    pieces = [tokenizer.decode([token_id]) for token_id in chunk.token_ids]  # type: ignore[attr-defined]
-    text = Text()
-    rest = chunk.text
-    for place, piece in enumerate(pieces):
-        style = KEPT_STYLE if place < chunk.num_accepted else OWN_STYLE
-        if place == len(pieces) - 1 or not rest.startswith(piece):
-            text.append(rest, style=style)
-            return text
-        text.append(piece, style=style)
-        rest = rest[len(piece) :]
-    return text
+def paint(text: str, kept: bool) -> str:
+    """Text in the colour of its origin: green where the drafter proposed it and the target kept it, bold where the target wrote it."""
+    return typer.style(text, fg="green") if kept else typer.style(text, bold=True)
+
+
+class Painter:
+    """Says of every piece of a stream's text which kind of token has brought it.
+
+    The stream's text may lag behind its tokens (half a character, the beginning of a stop string), so the tokens are decoded once
+    more, and what the stream shows is taken off the front. A character belongs to the token that completes it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        from d3d.decoding.detokenize import Detokenizer
+
+        self._detokenizer = Detokenizer(tokenizer)
+        self._waiting: list[tuple[str, bool]] = []
+
+    def pieces(self, chunk: StreamChunk) -> Iterator[tuple[str, bool]]:
+        """The chunk's text, cut where its origin changes; True where the token was drafted and kept."""
+        kept = False
+        for place, token_id in enumerate(chunk.token_ids):
+            kept = place < chunk.num_accepted
+            self._waiting.append((self._detokenizer.push(token_id), kept))
+        rest = len(chunk.text)
+        while rest and self._waiting:
+            text, kept = self._waiting.pop(0)
+            if len(text) > rest:
+                self._waiting.insert(0, (text[rest:], kept))
+            if shown := chunk.text[len(chunk.text) - rest :][: len(text)]:
+                yield shown, kept
+            rest = max(0, rest - len(text))
+        if rest:  # half a character that the end has let go
+            yield chunk.text[-rest:], kept
 
 
 def summary(result: GenerationResult) -> str:

@@ -20,7 +20,8 @@ def train(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
     """Train a drafter of the target's own layers; the best on the held-out answers is kept in OUTPUT/best."""
-    from d3d.cli.console import progress, stderr
+    from d3d.cli.console import meter, note
+    from d3d.cli.interrupt import deferred_interrupt
     from d3d.models.fingerprint import tokenizer_fingerprint
     from d3d.models.open_model import open_model
     from d3d.training.corpus import read_corpus
@@ -31,16 +32,18 @@ def train(
     base = open_model(target, device=device, dtype=dtype)
     identity = tokenizer_fingerprint(base.tokenizer)
     run = TrainingRun(output, base, settings, read_corpus(corpus, identity), read_corpus(held_out, identity))
+    for reason, count in run.left_out.items():
+        note(f"left out {count} samples: {reason}", "yellow")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    with progress() as bar:
-        task = bar.add_task("training", total=settings.train.steps, completed=run.trainer.step)
+    with deferred_interrupt() as interrupted, meter(settings.train.steps) as progress:
 
         def show(stats: StepStats) -> None:
-            text = f"loss {stats.loss:.3f}  {stats.slots / stats.seconds:.0f} slots/s  best acceptance {run.best:.3f}"
-            bar.update(task, completed=stats.step, description=text)
+            text = f"loss {stats.loss:.3f}  {stats.slots / stats.seconds:.0f} slots/s  best acceptance length {run.best:.3f}"
+            progress.show(stats.step, text)
 
-        run.run(show, stop=lambda: deadline is not None and time.monotonic() > deadline)
-    stderr().print(
-        f"step {run.trainer.step} of {settings.train.steps}, {run.trainer.slots_seen} slots, best acceptance length {run.best:.3f}"
-    )
-    typer.echo(output / "best")
+        run.run(show, stop=lambda: interrupted() or (deadline is not None and time.monotonic() > deadline))
+    note(f"step {run.trainer.step} of {settings.train.steps}, {run.trainer.slots_seen} slots, best acceptance length {run.best:.3f}")
+    if interrupted():
+        note("interrupted; the same command goes on from here")
+        raise typer.Exit(130)
+    typer.echo(output / "best" if run.best else f"{output}: nothing measured yet; the same command goes on")

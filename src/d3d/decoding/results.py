@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,12 +43,23 @@ class Speculation:
     acceptance_rate: float
     """Share of drafted tokens that were kept."""
     acceptance_at: tuple[float, ...]
-    """Share of rounds in which drafted token 1, 2, ... was kept."""
+    """Share of rounds in which drafted token 1, 2, ..., draft_length was kept."""
     num_accepted_histogram: tuple[int, ...]
-    """Rounds by num_accepted, from 0."""
+    """Rounds by num_accepted, 0 to draft_length."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, as plain JSON values."""
+        return {
+            "mode": self.mode,
+            "rounds": self.rounds,
+            "acceptance_length": self.acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_at": list(self.acceptance_at),
+            "num_accepted_histogram": list(self.num_accepted_histogram),
+        }
 
 
 @dataclass(frozen=True)
@@ -66,13 +78,30 @@ class GenerationResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
     """What repeats a sampled answer; None for a greedy one."""
+    thinking: bool | None = None
+    """What the chat template was told as `enable_thinking`; None where it was told nothing."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        fields = asdict(self)
-        fields["logprobs"] = [
-            {"token_id": p.token_id, "logprob": p.logprob, "top": [list(pair) for pair in p.top]} for p in self.logprobs
-        ] or None
+        """What `d3d generate --json` prints, as plain JSON values.
+
+        Always text, token_ids, finish_reason, usage, timing and speculation; besides, where there is something to say, logprobs
+        (where asked for), seed (of a sampled answer), thinking (where set) and warnings.
+        """
+        fields: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "usage": asdict(self.usage),
+            "timing": asdict(self.timing),
+            "speculation": None if self.speculation is None else self.speculation.to_dict(),
+        }
+        if self.logprobs:
+            fields["logprobs"] = [
+                {"token_id": p.token_id, "logprob": p.logprob, "top": [list(pair) for pair in p.top]} for p in self.logprobs
+            ]
+        fields |= {name: value for name, value in (("seed", self.seed), ("thinking", self.thinking)) if value is not None}
+        if self.speculation is not None and self.speculation.warnings:
+            fields["warnings"] = list(self.speculation.warnings)
         return fields
 
 
@@ -87,28 +116,36 @@ class StreamChunk:
     result: GenerationResult | None = None
 
 
-@dataclass
-class Recorder:
-    """Gathers the events of one request."""
+@dataclass(frozen=True)
+class Settings:
+    """What a generation was asked for, as far as its result says so."""
 
-    prompt_tokens: int
     mode: str
-    draft_length: int
+    draft_length: int = 0
     num_denoise_steps: int = 1
     seed: int | None = None
-    started: float = field(default_factory=time.perf_counter)
+    thinking: bool | None = None
+
+
+@dataclass
+class Recorder:
+    """Gathers the events of one request, from the moment at which it is made."""
+
+    prompt_tokens: int
+    settings: Settings
+    _started: float = field(default_factory=time.perf_counter)
+    _first: float | None = None
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _drafted: list[bool] = field(default_factory=list)
     _logprobs: list[TokenLogprob] = field(default_factory=list)
     _rounds: list[RoundStats] = field(default_factory=list)
-    _warnings: list[str] = field(default_factory=list)
-    _first: float = 0.0
+    _faults: list[str] = field(default_factory=list)
 
     def add(self, event: Event) -> StreamChunk:
         """Take an event; the chunk for the reader."""
         now = time.perf_counter()
-        if not self._token_ids:
+        if self._first is None:
             self._first = now
         verdict = event.verdict
         self._texts.append(event.text)
@@ -118,43 +155,47 @@ class Recorder:
         if event.stats is not None:
             self._rounds.append(event.stats)
         if event.fault is not None:
-            self._warnings.append(f"drafting stopped: {event.fault}; the rest was decoded plainly")
-        result = None if event.finish_reason is None else self._result(event.finish_reason, now)
+            self._faults.append(event.fault)
+        result = None if event.finish_reason is None else self._result(event.finish_reason, self._first, now)
         return StreamChunk(event.text, verdict.token_ids, verdict.num_accepted, result)
 
-    def _result(self, reason: FinishReason, now: float) -> GenerationResult:
+    def _result(self, reason: FinishReason, first: float, now: float) -> GenerationResult:
         count = len(self._token_ids)
-        total, first = now - self.started, self._first - self.started
+        tpot = (now - first) / (count - 1) if count > 1 else None
         return GenerationResult(
             text="".join(self._texts),
             token_ids=tuple(self._token_ids),
             finish_reason=reason,
             usage=Usage(self.prompt_tokens, count),
-            timing=Timing(first, (total - first) / (count - 1) if count > 1 else None, count / total),
-            speculation=None if self.mode == "plain" else self._speculation(),
+            timing=Timing(first - self._started, tpot, count / (now - self._started)),
+            speculation=None if self.settings.mode == "plain" else speculation(self.settings, self._rounds, self._faults),
             drafted=tuple(self._drafted),
             logprobs=tuple(self._logprobs),
-            seed=self.seed,
+            seed=self.settings.seed,
+            thinking=self.settings.thinking,
         )
 
-    def _speculation(self) -> Speculation:
-        rounds, kept = len(self._rounds), [stats.num_accepted for stats in self._rounds]
-        drafted = sum(stats.draft_length for stats in self._rounds)
-        longest = max((stats.draft_length for stats in self._rounds), default=0)
-        drafted_rounds = sum(stats.draft_length > 0 for stats in self._rounds)
-        warnings = list(self._warnings)
-        if drafted_rounds >= HOPELESS_ROUNDS and not any(kept):
-            warnings.append(
-                f"not one drafted token was kept in {drafted_rounds} rounds: this drafter does not fit the target; --mode plain is faster"
-            )
-        return Speculation(
-            mode=self.mode,
-            rounds=rounds,
-            acceptance_length=sum(stats.num_committed for stats in self._rounds) / rounds if rounds else 0.0,
-            acceptance_rate=sum(kept) / drafted if drafted else 0.0,
-            acceptance_at=tuple(sum(k >= j for k in kept) / rounds for j in range(1, longest + 1)),
-            num_accepted_histogram=tuple(kept.count(k) for k in range(longest + 1)),
-            draft_length=self.draft_length,
-            num_denoise_steps=self.num_denoise_steps,
-            warnings=tuple(warnings),
-        )
+
+def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequence[str] = ()) -> Speculation:
+    """The figures of a generation's rounds; zeros where there was none."""
+    count, kept = len(rounds), [stats.num_accepted for stats in rounds]
+    drafted = sum(stats.draft_length for stats in rounds)
+    return Speculation(
+        mode=settings.mode,
+        rounds=count,
+        acceptance_length=sum(stats.num_committed for stats in rounds) / count if count else 0.0,
+        acceptance_rate=sum(kept) / drafted if drafted else 0.0,
+        acceptance_at=tuple(sum(k >= j for k in kept) / max(1, count) for j in range(1, settings.draft_length + 1)),
+        num_accepted_histogram=tuple(kept.count(k) for k in range(settings.draft_length + 1)),
+        draft_length=settings.draft_length,
+        num_denoise_steps=settings.num_denoise_steps,
+        warnings=tuple(_warnings(rounds, faults)),
+    )
+
+
+def _warnings(rounds: Sequence[RoundStats], faults: Sequence[str]) -> Iterator[str]:
+    for fault in faults:
+        yield f"drafting stopped: {fault}; the rest was decoded plainly"
+    drafted_rounds = sum(stats.draft_length > 0 for stats in rounds)
+    if drafted_rounds >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in rounds):
+        yield f"not one drafted token was kept in {drafted_rounds} rounds: this drafter does not fit the target; --mode plain is faster"

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], *, thinking: bool | None = None) -> list[int]:
     """Token ids of a conversation up to where the answer begins; `thinking` reaches the template as `enable_thinking`.
 
-    Raises InvalidRequest where the model has no template, or the template refuses the conversation.
+    Raises InvalidRequest where a message is not text, the model has no template, or the template refuses the conversation.
     """
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            raise InvalidRequest(f"message {number}: a message has a role and a content, both of them text")
     if not tokenizer.chat_template:
         raise InvalidRequest("this model has no chat template; pass the prompt as it is (--raw)")
     extra = {} if thinking is None else {"enable_thinking": thinking}

@@ -1,8 +1,8 @@
 """A drafter on disk: a self-contained directory that loads strictly or not at all.
 
-config.json         model type, what the drafter is, its base by fingerprint, the tokenizer by fingerprint
-model.safetensors   deltas and mask vector, or full weights; int8 tensors have a float32 `NAME.scale` for each row
-base.json           full weights only: the `transformers` config of the decoder
+config.json         model type, what the drafter is, its base by name and fingerprint, the tokenizer by fingerprint
+model.safetensors   deltas and mask vector, or full weights, see `stored_tensors`
+decoder/            full weights only: the base's config.json, so that they load without the base
 tokenizer files     to say what differs when it is tried with another target
 provenance.json     how it was made and what it measured
 """
@@ -17,19 +17,21 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from d3d.core.errors import InvalidCheckpoint
+from d3d.core.errors import D3DError, InvalidCheckpoint
+from d3d.models.config import decoder_config
 from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
-from d3d.models.loading import load_tokenizer, read_tensors
+from d3d.models.loading import WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
 from d3d.models.open_model import OpenModel, open_model
+from d3d.models.stored_tensors import Storage, pack, unpack
+from d3d.models.tiny import tensor_shapes
+from d3d.models.transformer import Transformer
 
 MODEL_TYPE = "d3d_drafter"
 FORMAT = 1
-SCALE = ".scale"
-Storage = Literal["int8", "float32"]
+DECODER = "decoder"
 
 
 class BaseModelReference(BaseModel):
@@ -57,22 +59,30 @@ class CheckpointConfig(BaseModel):
 def save_drafter(
     path: Path, model: DrafterModel, base: OpenModel, *, storage: Storage = "int8", provenance: dict[str, Any] | None = None
 ) -> None:
-    """Write a checkpoint; an older one at `path` is replaced only when the new one is complete."""
+    """Write a checkpoint of a drafter that was made of `base`; an older one at `path` is replaced only when the new one is complete.
+
+    Raises InvalidCheckpoint for a mask token that means something else.
+    """
+    check_mask_token(model.config, base)
     config = CheckpointConfig(
         drafter=model.config,
         base=BaseModelReference(source=base.source, fingerprint=base.fingerprint),
         tokenizer_fingerprint=tokenizer_fingerprint(base.tokenizer),
         storage=storage,
     )
+    restore_interrupted(path)
     work = path.with_name(f".{path.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    tensors = {name: parameter.detach().float().cpu().contiguous() for name, parameter in model.trainable().items()}
-    save_file(_quantise(tensors) if storage == "int8" else tensors, work / "model.safetensors")
+    if model.config.delta is None:
+        (work / DECODER).mkdir()
+        shutil.copyfile(base.path / "config.json", work / DECODER / "config.json")
     base.tokenizer.save_pretrained(work)
     (work / "provenance.json").write_text(json.dumps(provenance or {}, indent=2) + "\n", encoding="utf-8")
     (work / "config.json").write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    old = path.with_name(f".{path.name}.old")
+    save_file(pack(dict(model.trainable()), storage), work / WEIGHTS_FILE)
+    (work / WEIGHTS_FILE).chmod((work / "config.json").stat().st_mode)  # safetensors' own is for the owner alone
+    old = _set_aside(path)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         path.rename(old)
@@ -80,27 +90,30 @@ def save_drafter(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_drafter(path: Path, target: OpenModel) -> DrafterModel:
-    """Load a drafter for a target, on its device and in its dtype; where the target is its base they share the weights.
+def _set_aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
 
-    Raises InvalidCheckpoint for what is not a d3d drafter, is damaged, or belongs to another tokenizer or base.
+
+def restore_interrupted(path: Path) -> None:
+    """Put the older checkpoint back where `save_drafter` was killed between taking it away and putting the new one there."""
+    if not path.exists() and _set_aside(path).is_dir():
+        _set_aside(path).rename(path)
+
+
+def load_drafter(path: Path, target: OpenModel) -> DrafterModel:
+    """Load a drafter for a target, on its device and in its dtype; deltas over the target itself share its weights.
+
+    Deltas over another model load that model, by the name in the config. Raises InvalidCheckpoint for what is not a d3d drafter, is
+    damaged, has another tokenizer than the target, or whose base is not to be had.
     """
     config = read_config(path)
     _check_tokenizer(path, config, target)
-    base = _base(path, config, target)
-    model = from_target(base.transformer, config.drafter)
-    stored = _dequantise(path, read_tensors(path)) if config.storage == "int8" else read_tensors(path)
+    check_mask_token(config.drafter, target)
+    model = from_target(_base(path, config, target), config.drafter)
     wanted = model.trainable()
-    if odd := sorted(stored.keys() ^ wanted.keys()):
-        missing = odd[0] in wanted
-        raise InvalidCheckpoint(
-            f"{path / 'model.safetensors'} {'lacks' if missing else 'holds'} {odd[0]}{'' if missing else ', which no such drafter has'}"
-        )
+    stored = unpack(path / WEIGHTS_FILE, read_tensors(path), {name: parameter.shape for name, parameter in wanted.items()})
     for name, parameter in wanted.items():
-        if parameter.shape != stored[name].shape:
-            raise InvalidCheckpoint(f"{path}: {name} has shape {tuple(stored[name].shape)}, the config says {tuple(parameter.shape)}")
-        parameter.data = stored[name].to(device=base.transformer.device, dtype=base.transformer.dtype)
-        parameter.requires_grad_(False)
+        parameter.data = stored[name].to(device=target.transformer.device, dtype=target.transformer.dtype, copy=True)
     return model.eval()
 
 
@@ -111,7 +124,7 @@ def read_config(path: Path) -> CheckpointConfig:
         raise InvalidCheckpoint(f"{path} is not a drafter: it holds no config.json")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise InvalidCheckpoint(f"{file} is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("model_type") != MODEL_TYPE:
         raise InvalidCheckpoint(f"{path} is not a d3d drafter but {_what_it_is(content)}; train one with `d3d train`")
@@ -121,7 +134,29 @@ def read_config(path: Path) -> CheckpointConfig:
         return CheckpointConfig.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidCheckpoint(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        name, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = "this version of d3d knows no such key; update d3d"
+        raise InvalidCheckpoint(f"{file}: {name}: {message}") from error
+
+
+def check_mask_token(config: DrafterConfig, model: OpenModel) -> None:
+    """Raises InvalidCheckpoint where `mask_token_id` has no embedding row, or stands for something in a text already."""
+    mask = config.mask_token_id
+    if mask is None:
+        return
+    if mask >= model.config.vocab_size:
+        raise InvalidCheckpoint(f"mask_token_id is {mask}, but {model.source} has embeddings for ids below {model.config.vocab_size}")
+    tokenizer = model.tokenizer
+    for name, token_ids in (
+        ("end-of-answer", model.eos_token_ids | {tokenizer.eos_token_id}),
+        ("beginning-of-text", {tokenizer.bos_token_id}),
+        ("padding", {tokenizer.pad_token_id}),
+    ):
+        if mask in token_ids:
+            raise InvalidCheckpoint(
+                f"mask_token_id is {mask}, the {name} token of {model.source}; take a row that no text uses, or none (a learned vector)"
+            )
 
 
 def _what_it_is(content: Any) -> str:
@@ -131,7 +166,8 @@ def _what_it_is(content: Any) -> str:
     for word, name in (("dflash", "a DFlash drafter"), ("eagle", "an EAGLE drafter"), ("medusa", "a Medusa drafter")):
         if word in text:
             return f"{name}, which needs the target's hidden states"
-    return f"a plain {content.get('model_type', 'unknown')} model"
+    kind = content.get("model_type")
+    return f"a plain {kind} model" if kind else "something else (its config.json names no model_type)"
 
 
 def _check_tokenizer(path: Path, config: CheckpointConfig, target: OpenModel) -> None:
@@ -142,40 +178,26 @@ def _check_tokenizer(path: Path, config: CheckpointConfig, target: OpenModel) ->
         raise InvalidCheckpoint(f"the drafter {path} has another tokenizer than the target {target.source}: {difference}")
 
 
-def _base(path: Path, config: CheckpointConfig, target: OpenModel) -> OpenModel:
+def _base(path: Path, config: CheckpointConfig, target: OpenModel) -> Transformer:
+    """The decoder that the drafter is made of; for full weights one of the right shape will do."""
+    device, dtype = target.transformer.device, target.transformer.dtype
     if config.base.fingerprint == target.fingerprint:
-        return target
-    base = open_model(config.base.source, device=str(target.transformer.device), dtype=str(target.transformer.dtype).removeprefix("torch."))
+        return target.transformer
+    if config.drafter.delta is None:
+        hf_config = load_config(path / DECODER)
+        blank = {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in tensor_shapes(hf_config).items()}
+        return Transformer(decoder_config(hf_config), blank).eval()
+    source, fingerprint = config.base.source, config.base.fingerprint[:12]
+    try:
+        base = open_model(source, device=str(device), dtype=str(dtype).removeprefix("torch."))
+    except D3DError as error:
+        raise InvalidCheckpoint(
+            f"the drafter {path} holds deltas over {source} (fingerprint {fingerprint}), which is neither the target {target.source} "
+            f"(fingerprint {target.fingerprint[:12]}) nor to be had: {error}"
+        ) from error
     if base.fingerprint != config.base.fingerprint:
         raise InvalidCheckpoint(
-            f"the drafter {path} was made of other weights than {config.base.source} has now "
-            f"(fingerprint {config.base.fingerprint[:12]}, found {base.fingerprint[:12]})"
+            f"the drafter {path} was made of other weights than {source} has now "
+            f"(fingerprint {fingerprint}, found {base.fingerprint[:12]}); use the weights that it was made of, or train it again"
         )
-    return base
-
-
-def _quantise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices become int8 with one float32 scale a row (largest magnitude to 127); vectors stay."""
-    out: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.dim() < 2:
-            out[name] = tensor
-            continue
-        scale = tensor.abs().amax(1).clamp(min=1e-12) / 127
-        out[name] = (tensor / scale[:, None]).round().to(torch.int8)
-        out[name + SCALE] = scale
-    return out
-
-
-def _dequantise(path: Path, stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    out: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        if name.endswith(SCALE):
-            continue
-        if tensor.dtype != torch.int8:
-            out[name] = tensor
-        elif name + SCALE not in stored:
-            raise InvalidCheckpoint(f"{path / 'model.safetensors'} lacks {name + SCALE}")
-        else:
-            out[name] = tensor.float() * stored[name + SCALE][:, None]
-    return out
+    return base.transformer

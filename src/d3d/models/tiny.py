@@ -51,10 +51,10 @@ def tiny_tensors(config: PretrainedConfig, seed: int = 0, scale: float = 1.0) ->
     `scale` multiplies the matrices of the layers: the larger, the more wildly each token changes what follows.
     """
     generator = torch.Generator().manual_seed(seed)
-    return {name: _random(name, shape, generator, scale) for name, shape in _shapes(config).items()}
+    return {name: _random(name, shape, generator, scale) for name, shape in tensor_shapes(config).items()}
 
 
-def _shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
+def tensor_shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
     """Names and shapes as `transformers` has them; no memory is taken."""
     from transformers import AutoModelForCausalLM
 
