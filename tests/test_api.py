@@ -155,7 +155,7 @@ def test_one_token_takes_no_round_and_has_no_time_per_further_token(model: Model
 def test_times_fit_together(model: Model) -> None:
     timing = model.generate("hello", max_tokens=20).timing
     assert timing.tpot_s is not None
-    assert 0 < timing.ttft_s
+    assert timing.ttft_s > 0
     assert 20 / timing.tokens_per_s == pytest.approx(timing.ttft_s + 19 * timing.tpot_s)
 
 
@@ -305,7 +305,13 @@ def test_a_drafter_that_is_never_right_is_named_hopeless() -> None:
 
 
 def test_importing_d3d_does_not_import_torch() -> None:
-    script = "import sys, d3d; d3d.__all__; print(sorted({'torch', 'transformers'} & sys.modules.keys())); d3d.load; print('torch' in sys.modules)"
+    script = """
+import sys, d3d
+d3d.__all__
+print(sorted({'torch', 'transformers'} & sys.modules.keys()))
+d3d.load
+print('torch' in sys.modules)
+"""
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output.split("\n")[:2] == ["[]", "True"]
     with pytest.raises(AttributeError, match="nonsense"):

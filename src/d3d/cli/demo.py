@@ -34,8 +34,7 @@ def demo(
     o.sampling_options({"max_tokens": max_tokens})
     loaded = o.ModelChoice(model, None, None, "serial", device, dtype).load()
     plain, serial = {"mode": "plain"}, {"mode": "serial", "draft_length": draft_length}
-    note("warming up")
-    for options in (plain, serial):
+    for options in (serial, plain):  # warm-up, not measured
         loaded.generate(QUESTIONS[0], max_tokens=min(8, max_tokens), **options)
     pairs: list[Pair] = []
     verdicts = []

@@ -23,13 +23,12 @@ from d3d.models.config import decoder_config
 from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
-from d3d.models.loading import WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
+from d3d.models.loading import DRAFTER_TYPE, WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
 from d3d.models.open_model import OpenModel, open_model
 from d3d.models.stored_tensors import Storage, pack, unpack
 from d3d.models.tiny import tensor_shapes
 from d3d.models.transformer import Transformer
 
-MODEL_TYPE = "d3d_drafter"
 FORMAT = 1
 DECODER = "decoder"
 
@@ -126,7 +125,7 @@ def read_config(path: Path) -> CheckpointConfig:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidCheckpoint(f"{file} is damaged: {error}") from error
-    if not isinstance(content, dict) or content.get("model_type") != MODEL_TYPE:
+    if not isinstance(content, dict) or content.get("model_type") != DRAFTER_TYPE:
         raise InvalidCheckpoint(f"{path} is not a d3d drafter but {_what_it_is(content)}; train one with `d3d train`")
     if content.get("format") != FORMAT:
         raise InvalidCheckpoint(f"{file} has format {content.get('format')}, this version of d3d reads {FORMAT}; update d3d")

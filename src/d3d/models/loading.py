@@ -20,6 +20,8 @@ from d3d.models.quiet import first_line, quiet_transformers
 
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS_FILE = "model.safetensors"
+DRAFTER_TYPE = "d3d_drafter"
+"""`model_type` in the config.json of a drafter checkpoint."""
 
 
 def resolve_model(source: str) -> Path:
@@ -75,6 +77,8 @@ def _checked_directory(path: Path) -> Path:
 
 def load_config(path: Path) -> PretrainedConfig:
     """The model's config. Raises InvalidCheckpoint where transformers can't read it."""
+    if _read_json(path / "config.json").get("model_type") == DRAFTER_TYPE:
+        raise InvalidCheckpoint(f"{path} is a d3d drafter, which can't be a target; give it as the drafter, and its target as the target")
     try:
         with quiet_transformers():
             config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)

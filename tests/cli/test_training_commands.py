@@ -1,0 +1,254 @@
+"""`d3d data | train | evaluate`, and `d3d generate` with what came of it, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from d3d.cli import console
+from d3d.cli.interrupt import deferred_interrupt
+from d3d.training.corpus import read_corpus
+from support.command import Outcome, d3d
+
+CONFIG = """
+drafter: {block_size: 4, delta: {rank: 4}}
+train: {steps: %d, warmup: 2, answers_per_step: 1, stages: [{share: 1.0, block_size: 4, anchors: 6, gamma: 4.0}]}
+evaluate_every: 2
+evaluate_draft_length: 4
+"""
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"question": f"how much is {number} and two?"}) + "\n" for number in range(8)))
+    return path
+
+
+def data(target: Path, corpus: Path, prompts: Path, *more: object) -> Outcome:
+    given = [str(argument) for argument in more]
+    length = () if "--max-tokens" in given else ("--max-tokens", "16")
+    return d3d("data", corpus, "--prompts", prompts, "--target", target, "--dtype", "float32", "--device", "cpu", *length, *given)
+
+
+@pytest.fixture
+def corpora(tiny_target: Path, prompts: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A training corpus and a held-out one."""
+    held_out = tmp_path / "held_prompts.jsonl"
+    held_out.write_text('{"question": "hello there"}\n{"question": "who are you?"}\n')
+    for corpus, source in (("train.jsonl", prompts), ("held.jsonl", held_out)):
+        assert data(tiny_target, tmp_path / corpus, source).code == 0
+    return tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+
+
+def config(directory: Path, steps: int = 4) -> Path:
+    (directory / "train.yaml").write_text(CONFIG % steps)
+    return directory / "train.yaml"
+
+
+def train(target: Path, corpora: tuple[Path, Path], output: Path, *more: object) -> Outcome:
+    given = ("--held-out", corpora[1], "--target", target, "--dtype", "float32", "--device", "cpu")
+    return d3d("train", corpora[0], output, *given, *more)
+
+
+def test_the_whole_chain(tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    trained = train(tiny_target, corpora, output, "--config", config(tmp_path))
+    assert trained.code == 0, trained.err
+    assert trained.out == f"{output / 'best'}\n"
+    assert "step 4 of 4" in trained.err
+    measured = d3d("evaluate", output / "best", corpora[1], "--target", tiny_target, "--dtype", "float32", "--device", "cpu")
+    assert measured.code == 0, measured.err
+    record = measured.record
+    assert record.keys() == {"answers", "draft_length", "rounds", "acceptance_length", "acceptance_at", "num_accepted_histogram"}
+    assert sum(record["num_accepted_histogram"]) == record["rounds"]
+    provenance = json.loads((output / "best" / "provenance.json").read_text())
+    assert record["acceptance_length"] == pytest.approx(provenance["measured"]["acceptance_length"], abs=0.3), "int8 storage"
+    answers = {}
+    for mode, drafter in (("plain", ()), ("serial", ("--drafter", output / "best"))):
+        given = ("--prompt", "hello", "--target", tiny_target, "--dtype", "float32", "--max-tokens", 24, "--mode", mode, "--json")
+        answers[mode] = d3d("generate", *given, *drafter).record
+    assert answers["serial"]["token_ids"] == answers["plain"]["token_ids"]
+    assert answers["serial"]["speculation"]["acceptance_length"] > 1
+
+
+# d3d data
+
+
+def test_data_goes_on_without_repeats(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    corpus, whole = tmp_path / "corpus.jsonl", tmp_path / "whole.jsonl"
+    sampled = ("--temperature", 0.9, "--batch", 3)
+    first = data(tiny_target, corpus, prompts, "--limit", 3, *sampled)
+    assert first.out.startswith(f"{corpus}: 3 answers, 3 of them new")
+    with corpus.open("a") as file:
+        file.write('{"prompt_ids": [1,')  # killed
+    assert data(tiny_target, corpus, prompts, *sampled).out.startswith(f"{corpus}: 8 answers, 5 of them new")
+    assert data(tiny_target, corpus, prompts, *sampled).out.startswith(f"{corpus}: 8 answers, 0 of them new")
+    data(tiny_target, whole, prompts, *sampled)
+    assert sorted(read_corpus(corpus)) == sorted(read_corpus(whole))
+    assert len({sample.seed for sample in read_corpus(whole)}) == 8
+
+
+def test_the_same_prompts_may_be_answered_at_another_temperature(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    data(tiny_target, corpus, prompts)
+    assert "16 answers, 8 of them new" in data(tiny_target, corpus, prompts, "--temperature", 0.7).out
+    assert sorted({sample.temperature for sample in read_corpus(corpus)}) == [0.0, 0.7]
+
+
+def test_flags_of_data(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    barred = tmp_path / "barred.jsonl"
+    barred.write_text('{"prompt": "how much is 3 and two?"}\n')
+    corpus = tmp_path / "corpus.jsonl"
+    outcome = data(tiny_target, corpus, prompts, "--exclude", barred, "--suffix", " Think.", "--max-tokens", 5, "--seed", 2, "--limit", 7)
+    assert outcome.code == 0, outcome.err
+    samples = read_corpus(corpus)
+    assert len(samples) == 7
+    assert max(len(sample.answer_ids) for sample in samples) == 5
+    from support.tiny_model import tiny_tokenizer
+
+    texts = [tiny_tokenizer().decode(sample.prompt_ids) for sample in samples]
+    assert all(" Think.<|im_end|>" in text for text in texts)
+    assert not any("is 3 and" in text for text in texts)
+
+
+def test_rows_and_prompts_that_cannot_be_used_are_reported(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    with prompts.open("a") as file:
+        file.write(json.dumps({"question": None}) + "\n" + json.dumps({"question": "the cat " * 300}) + "\n")
+    outcome = data(tiny_target, tmp_path / "corpus.jsonl", prompts)
+    assert outcome.out.startswith(f"{tmp_path / 'corpus.jsonl'}: 8 answers, 8 of them new")
+    assert "left out 1 rows: no text in" in outcome.err
+    assert "prompts.jsonl, line 9" in outcome.err
+    assert "left out 1 prompts that leave no room" in outcome.err
+
+
+@pytest.mark.parametrize(("content", "words"), [("{", "line 1: not JSON"), (None, "no such file")], ids=["malformed", "missing"])
+def test_bad_prompts_start_no_corpus(content: str | None, words: str, tiny_target: Path, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "p.jsonl").write_text(content)
+    assert data(tiny_target, tmp_path / "corpus.jsonl", tmp_path / "p.jsonl").is_refusal(words)
+    assert not (tmp_path / "corpus.jsonl").exists()
+
+
+def test_a_corpus_of_another_tokenizer_is_not_continued(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    from support.tiny_model import write_tiny_target
+
+    corpus = tmp_path / "corpus.jsonl"
+    data(write_tiny_target(tmp_path / "other", texts=["quite another text"] * 4), corpus, prompts, "--limit", 1)
+    before = corpus.read_text()
+    assert data(tiny_target, corpus, prompts).is_refusal("another tokenizer")
+    assert corpus.read_text() == before
+
+
+# d3d train
+
+
+def test_training_that_ran_out_of_minutes_goes_on(tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    output, settings = tmp_path / "run", config(tmp_path)
+    stopped = train(tiny_target, corpora, output, "--config", settings, "--minutes", 0)
+    assert stopped.code == 0
+    assert "nothing measured yet" in stopped.out
+    assert train(tiny_target, corpora, output, "--config", settings).out == f"{output / 'best'}\n"
+    again = train(tiny_target, corpora, output, "--config", settings)
+    assert "step 4 of 4" in again.err, "a run that is done is not run again"
+
+
+def test_another_configuration_in_the_same_directory_is_refused(tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    train(tiny_target, corpora, output, "--config", config(tmp_path))
+    assert train(tiny_target, corpora, output, "--config", config(tmp_path, steps=5)).is_refusal("another training configuration")
+
+
+def test_refusals_of_train(tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    missing = train(tiny_target, (tmp_path / "none.jsonl", corpora[1]), tmp_path / "run")
+    assert missing.is_refusal("no such corpus")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("trian: {}")
+    assert train(tiny_target, corpora, tmp_path / "run", "--config", wrong).is_refusal("trian: there is no such key")
+    assert train(tiny_target, (corpora[1], corpora[1]), tmp_path / "run").is_refusal("no sample that can be trained on")
+
+
+def test_ctrl_c_saves_the_state_and_exits_with_130(tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    given = [corpora[0], output, "--held-out", corpora[1], "--target", tiny_target, "--config", config(tmp_path, steps=100_000)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "d3d.cli.app", "train", *map(str, given), "--dtype", "float32"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (output / "log.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "the same command goes on from here" in err
+    assert "Traceback" not in err
+    step = int(re.search(r"step (\d+) of 100000", err).group(1))  # type: ignore[union-attr]
+    import torch
+
+    assert torch.load(output / "state.pt", weights_only=True)["progress"][0] == step > 0
+
+
+# d3d evaluate
+
+
+def test_flags_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tuple[Path, Path]) -> None:
+    given = ("evaluate", tiny_drafter, corpora[0], "--target", tiny_target, "--dtype", "float32", "--device", "cpu")
+    whole = d3d(*given).record
+    assert (whole["answers"], whole["draft_length"]) == (8, 6)
+    part = d3d(*given, "--limit", 2, "--draft-length", 3).record
+    assert (part["answers"], part["draft_length"], len(part["acceptance_at"])) == (2, 3, 3)
+    assert part["acceptance_at"][0] > 0.9, "the anchor's row is the target's own"
+
+
+def test_refusals_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+    given = ("--target", tiny_target, "--dtype", "float32")
+    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--draft-length", 7).is_refusal("draft length: 7", "block size, 6")
+    assert d3d("evaluate", tmp_path / "none", corpora[0], *given).is_refusal("no drafter")
+    assert d3d("evaluate", tiny_target, corpora[0], *given).is_refusal("not a d3d drafter but a plain llama model")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text(corpora[0].read_text().splitlines()[0] + "\n")
+    assert d3d("evaluate", tiny_drafter, empty, *given).is_refusal("nothing can be measured")
+
+
+# Progress and interruption
+
+
+def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    log = console.Log(10, every_s=0.05)
+    log.show(1, "early")
+    time.sleep(0.06)
+    log.show(2, "later [x]")
+    log.show(3, "too soon")
+    log.show(10, "done")
+    assert capsys.readouterr().err == "2/10 later [x]\n10/10 done\n"
+    with console.meter(1) as meter:
+        assert isinstance(meter, console.Log), "standard error is no terminal here"
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt() as asked:  # noqa: PT012
+        assert not asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        assert asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
