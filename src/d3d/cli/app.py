@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from d3d.cli.chat import chat
 from d3d.cli.data import data
@@ -57,12 +58,19 @@ app.command("doctor")(doctor)
 def main() -> None:
     """Entry point. Exit codes: 0 done, 2 for what the user can mend (one line on standard error), 130 after Ctrl-C."""
     try:
-        app(prog_name="d3d")
+        sys.exit(app(prog_name="d3d", standalone_mode=False))
     except D3DError as error:
-        print(f"d3d: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except TyperException as error:
+        _refuse(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _refuse(message: str) -> NoReturn:
+    if message:  # empty where the help has been shown instead
+        print(f"d3d: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":
