@@ -81,12 +81,32 @@ def test_an_unknown_model_gives_one_line_and_2(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_error_of_several_lines_is_printed_as_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(prog_name: str) -> None:
+    def fail(**_: object) -> None:
         raise InvalidRequest("the prompt\nis empty")
 
     monkeypatch.setattr(app_module, "app", fail)
     assert run_main(monkeypatch) == 2
     assert capsys.readouterr().err == "d3d: error: the prompt is empty\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("generate", "--nope"), "--nope"),
+        (("generate",), "--prompt"),
+        (("nonsense",), "nonsense"),
+        (("generate", "--prompt", "x", "--max-tokens", "many"), "--max-tokens"),
+    ],
+)
+def test_wrong_usage_gives_one_line_and_2(
+    arguments: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, *arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("d3d: error: ")
+    assert reason in output.err
+    assert output.err.count("\n") == 1
 
 
 def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,10 @@ def test_refusals_of_train(tiny_target: Path, corpora: tuple[Path, Path], tmp_pa
     assert train(tiny_target, (corpora[1], corpora[1]), tmp_path / "run").is_refusal("no sample that can be trained on")
 
 
-def test_ctrl_c_saves_the_state_and_exits_with_130(tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_the_state_and_exits_with_130(
+    number: signal.Signals, tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path
+) -> None:
     output = tmp_path / "run"
     given = [corpora[0], output, "--held-out", corpora[1], "--target", tiny_target, "--config", config(tmp_path, steps=100_000)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -191,7 +194,7 @@ def test_ctrl_c_saves_the_state_and_exits_with_130(tiny_target: Path, corpora: t
         deadline = time.monotonic() + 60
         while not (output / "log.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()

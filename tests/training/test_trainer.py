@@ -23,7 +23,7 @@ from d3d.models.transformer import Transformer
 from d3d.training.corpus import Sample
 from d3d.training.evaluate import replay
 from d3d.training.run import DrafterSpec, RunConfig, TrainingRun, read_run_config
-from d3d.training.trainer import Stage, TrainConfig, Trainer
+from d3d.training.trainer import Stage, StepStats, TrainConfig, Trainer
 from support.runs import run
 from support.tiny_model import open_tiny
 
@@ -311,6 +311,21 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(base: OpenModel, texts: l
     logs = [[json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()] for name in ("whole", "parts")]
     steps = [[(row["step"], row["loss"], row["acceptance_length"]) for row in log] for log in logs]
     assert steps[0] == steps[1]
+
+
+def test_a_run_that_is_killed_between_two_measurements_loses_little(
+    base: OpenModel, texts: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("d3d.training.run.STATE_EVERY_S", -1.0)
+    killed = TrainingRun(tmp_path, base, run_config(evaluate_every=100), texts[:4], texts[4:])
+
+    def die(stats: StepStats) -> None:
+        if stats.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed.run(die)
+    assert TrainingRun(tmp_path, base, run_config(evaluate_every=100), texts[:4], texts[4:]).trainer.step == 3
 
 
 def test_held_out_prompts_are_not_trained_on(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:

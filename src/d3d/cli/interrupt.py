@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the work ends at the next place where its state is whole."""
+"""Ctrl-C and SIGTERM as a request: the work ends at the next place where its state is whole."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C only makes the yielded function return True; the second interrupts at once."""
+    """Within, the first signal only makes the yielded function return True; the second interrupts at once."""
     asked = False
 
     def first(_signal: int, _frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in before:
+            signal.signal(number, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, first)
+    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,6 +8,7 @@ best/       the drafter that measured best on the held-out answers
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,9 @@ from d3d.models.open_model import OpenModel
 from d3d.training.corpus import Sample, drop_torn_line
 from d3d.training.evaluate import Acceptance, replay
 from d3d.training.trainer import StepStats, TrainConfig, Trainer
+
+STATE_EVERY_S = 300.0
+"""A run that is killed loses at most this much, in seconds."""
 
 
 class DrafterSpec(BaseModel):
@@ -114,13 +118,20 @@ class TrainingRun:
             self.best = _measured(directory / "best")
 
     def run(self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Train, evaluate and save until the end or `stop`. What else interrupts it costs the steps since the last evaluation: it may
+        """Train, evaluate and save until the end or `stop`. What else interrupts it costs the steps since the last save: it may
         come in the middle of a step, whose state is worth nothing."""
+        saved = time.monotonic()
 
         def after(stats: StepStats) -> None:
+            nonlocal saved
             on_step(stats)
             if stats.step % self.config.evaluate_every == 0 or stats.step == self.config.train.steps:
                 self.evaluate(stats)
+            elif time.monotonic() - saved > STATE_EVERY_S:
+                self.trainer.save(self._state)
+            else:
+                return
+            saved = time.monotonic()
 
         try:
             self.trainer.run(after, stop=stop)
