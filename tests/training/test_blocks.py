@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from d3d.drafting.block_drafter import BlockDrafter
@@ -18,7 +17,6 @@ from d3d.training import evaluate
 from d3d.training.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.training.corpus import Sample
 from d3d.training.evaluate import Acceptance, replay, walk
-from d3d.training.losses import head_loss, position_weights
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
 
 Kind = dict[str, Any]
@@ -104,59 +102,6 @@ def test_slots_past_the_models_context_are_no_crash_and_change_nothing_before(jo
     got, expected = (slots_of(m, token_ids, [13], joint=joint)[0] for m in (model, roomy))
     torch.testing.assert_close(got[:2], expected[:2])  # positions 14 and 15
     assert torch.isfinite(got).all()
-
-
-# Losses
-
-
-@pytest.mark.parametrize("rows", [1, 5, 128, 300])
-def test_the_loss_over_a_frozen_head_is_the_weighted_cross_entropy_with_its_gradient(rows: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    hidden, head = torch.randn(rows, 16, generator=generator), torch.randn(97, 16, generator=generator)
-    targets, weights = torch.randint(0, 97, (rows,), generator=generator), torch.rand(rows, generator=generator)
-    results = []
-    for frozen in (True, False):
-        x = hidden.clone().requires_grad_()
-        loss = head_loss(x, head.clone().requires_grad_(not frozen), targets, weights)
-        (3 * loss).backward()
-        assert x.grad is not None
-        results.append((loss.detach(), x.grad))
-    expected = (F.cross_entropy(hidden @ head.T, targets, reduction="none") * weights).sum() / weights.sum()
-    for loss, gradient in results:
-        torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(gradient, results[1][1], atol=1e-6, rtol=1e-4)
-
-
-def test_rows_without_weight_count_nothing_and_no_weight_at_all_is_no_nan() -> None:
-    hidden, head = torch.randn(4, 8, requires_grad=True), torch.randn(20, 8)
-    targets = torch.tensor([1, 2, 3, 4])
-    weights = torch.tensor([1.0, 0.0, 2.0, 0.0])
-    loss = head_loss(hidden, head, targets, weights)
-    torch.testing.assert_close(loss, head_loss(hidden[[0, 2]], head, targets[[0, 2]], weights[[0, 2]]))
-    loss.backward()
-    assert hidden.grad is not None
-    assert not hidden.grad[[1, 3]].any()
-    assert head_loss(hidden, head, targets, torch.zeros(4)).item() == 0
-
-
-def test_a_bfloat16_head_is_right_within_its_rounding() -> None:
-    generator = torch.Generator().manual_seed(0)
-    hidden, head = torch.randn(200, 16, generator=generator), torch.randn(97, 16, generator=generator)
-    targets, weights = torch.randint(0, 97, (200,), generator=generator), torch.ones(200)
-    gradients, values = [], []
-    for dtype in (torch.float32, torch.bfloat16):
-        x = hidden.clone().to(dtype).requires_grad_()
-        loss = head_loss(x, head.to(dtype), targets, weights)
-        loss.backward()
-        assert x.grad is not None
-        gradients.append(x.grad.float())
-        values.append(loss.item())
-    assert values[1] == pytest.approx(values[0], rel=0.01)
-    assert (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
-
-
-def test_early_slots_weigh_most() -> None:
-    assert position_weights(3, 2.0).tolist() == pytest.approx([1.0, 0.60653, 0.36788], abs=1e-4)
 
 
 # Replay

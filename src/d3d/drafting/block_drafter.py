@@ -67,11 +67,13 @@ class BlockDraftSession:
             return [DraftBlock(fault=f"the drafter knows ids below {decoder.vocab_size}, the text has {largest}") for _ in sequences]
         self._catch_up(known)
         blocks = torch.full((len(sequences), max(wanted)), MASKED)
+        anchors = torch.tensor([ids[-1] for ids in known], device=self._model.transformer.device)
         finite = torch.ones(len(sequences), dtype=torch.bool)
         for step in range(self._drafter.num_denoise_steps):
             self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
             logits = self._pass(layout)
+            self._model.choose_in_turn(logits, blocks.to(logits.device), anchors)
             finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
             blocks = reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
         return [

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.rules import BlockAttention
+from d3d.models.linear import linear
 from d3d.models.transformer import Transformer
 
 Alignment = Literal["next", "same"]
@@ -46,6 +48,8 @@ class DrafterConfig(BaseModel):
     """Which of the base model's layers it has, in order."""
     delta: DeltaConfig | None = None
     """None: full weights of its own."""
+    previous_token_rank: int | None = Field(None, ge=1)
+    """Rank of the previous-token head; None where a slot's logits do not depend on the token drafted before it."""
 
     @model_validator(mode="after")
     def _check(self) -> DrafterConfig:
@@ -63,10 +67,28 @@ class DrafterConfig(BaseModel):
         return draft_length - 1 if self.alignment == "next" else draft_length
 
 
+class PreviousTokenHead(nn.Module):
+    """A low-rank table of bigram logits: what the token drafted just before says of the next (DSpark's Markov head, arXiv 2607.05147).
+
+    All slots of a block are computed at once, so none of them knows what the one before it came to; this much it can be told.
+    """
+
+    def __init__(self, embedding: Tensor, head: Tensor) -> None:
+        """embedding, head: [vocab_size, rank]; the logits that token t adds are `head @ embedding[t]`."""
+        super().__init__()
+        self.embedding = nn.Parameter(embedding)
+        self.head = nn.Parameter(head)
+
+    def forward(self, previous: Tensor, vocab_size: int) -> Tensor:
+        """previous int64 [n] -> [n, vocab_size], in the weights' dtype."""
+        return linear(F.embedding(previous, self.embedding), self.head[:vocab_size])
+
+
 class DrafterModel(nn.Module):
     """A `Transformer` with slots."""
 
     mask_vector: Tensor | None
+    previous_token_head: PreviousTokenHead | None
 
     def __init__(self, config: DrafterConfig, transformer: Transformer) -> None:
         """Raises InvalidCheckpoint where the mask token has no embedding."""
@@ -76,6 +98,7 @@ class DrafterModel(nn.Module):
         self.config = config
         self.transformer = transformer
         self.mask_vector = None
+        self.previous_token_head = None
 
     def set_mask_vector(self, vector: Tensor) -> None:
         """vector [hidden_size]: the learned embedding of a masked position."""
@@ -103,6 +126,21 @@ class DrafterModel(nn.Module):
             logits[..., mask_token_id] = float("-inf")
         return logits
 
+    def choose_in_turn(self, logits: Tensor, blocks: Tensor, anchor_ids: Tensor) -> None:
+        """Add, in place, what each slot's previous token says; where that is still open it is the best of the row before.
+
+        logits float32 [n, draft_length, vocab_size]; blocks int64 [n, draft_length], negative where open; anchor_ids int64 [n].
+        Nothing happens without a previous-token head.
+        """
+        if self.previous_token_head is None:
+            return
+        previous = anchor_ids
+        for place in range(logits.shape[1]):
+            row = logits[:, place]
+            if place > 0 or self.config.alignment == "same":  # in `next` the first row is the anchor's own: it knows its token
+                row += self.previous_token_head(previous, logits.shape[2])
+            previous = torch.where(blocks[:, place] < 0, row.argmax(-1), blocks[:, place])
+
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name to parameter of what a checkpoint stores: deltas and mask vector, or full weights."""
+        """Name to parameter of what a checkpoint stores: deltas or full weights, mask vector, previous-token head."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}

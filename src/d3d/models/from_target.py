@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from d3d.core.errors import InvalidCheckpoint
-from d3d.models.drafter import DrafterConfig, DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel, PreviousTokenHead
 from d3d.models.linear import Linear
 from d3d.models.transformer import Transformer
 
@@ -31,6 +31,10 @@ def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> D
         # near the middle of the embeddings, where an input that says nothing belongs
         noise = torch.randn(embedding.shape[1], generator=generator).to(embedding.device)
         model.set_mask_vector(embedding.mean(0) + noise * embedding.std())
+    if config.previous_token_rank is not None:
+        shape = (base.config.vocab_size, config.previous_token_rank)
+        rows = torch.randn(shape, generator=generator).to(embedding.device) * config.previous_token_rank**-0.5
+        model.previous_token_head = PreviousTokenHead(rows, torch.zeros_like(rows))  # says nothing before it is trained
     return model
 
 

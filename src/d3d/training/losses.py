@@ -1,8 +1,8 @@
-"""Losses of drafter training."""
+"""Losses of drafter training: cross entropy over the target's head, and how much each slot of a block weighs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,45 +11,127 @@ from torch import Tensor
 HEAD_ROWS = 128
 """Rows of logits that exist at one time where the head is frozen."""
 
-
-def position_weights(num_slots: int, gamma: float) -> Tensor:
-    """exp(-(j - 1) / gamma) for j = 1..num_slots, float32 (DFlash): a rejection ends the block, so early slots weigh most."""
-    return torch.exp(-torch.arange(num_slots, dtype=torch.float32) / gamma)
+Weighting = Literal["decay", "dpace", "first_failure"]
 
 
-def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross entropy (nats) of `hidden @ head.T`, a float32 scalar.
+class Scorer(NamedTuple):
+    """What turns hidden states into logits: `hidden @ head.T`, plus `extra @ extra_head.T` where there is a previous-token head."""
 
-    hidden [n, hidden_size], head [vocab, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are
-    made, used and dropped a few rows at a time: the whole of them would be the largest tensor of a step.
+    head: Tensor
+    """[vocab_size, hidden_size]."""
+    extra: Tensor | None = None
+    """[n, rank], a row for each hidden state."""
+    extra_head: Tensor | None = None
+    """[vocab_size, rank]."""
+
+    def logits(self, hidden: Tensor, rows: slice = slice(None)) -> Tensor:
+        logits = hidden[rows] @ self.head.T
+        if self.extra is not None and self.extra_head is not None:
+            logits = logits + self.extra[rows].to(logits.dtype) @ self.extra_head.T.to(logits.dtype)
+        return logits
+
+
+def slot_weights(weighting: Weighting, gamma: float, losses: Tensor, hits: Tensor, inside: Tensor) -> Tensor:
+    """Weight of every slot of every block, float32 [blocks, slots]; a rejection ends a block, so early slots weigh most.
+
+    losses: float32 [blocks, slots], each slot's cross entropy; hits: bool, whether its best token is the right one; inside: bool, whether
+    it has a token to predict (those that have none are a block's last, and weigh nothing).
+
+    decay: exp(-(j - 1) / gamma) for slot j (DFlash). dpace: w_j = sum over m >= j of prod over i <= m of (q_i + 1) / 2, q the
+    probability of the right token (D-PACE, arXiv 2605.18810, alpha 0.5). first_failure: 1 up to and including the first slot whose best
+    token is wrong, 0 behind it (Spec-AUF, arXiv 2607.01893).
+    """
+    if weighting == "decay":
+        return torch.exp(-torch.arange(losses.shape[1], dtype=torch.float32, device=losses.device) / gamma) * inside
+    if weighting == "dpace":
+        survival = (0.5 * torch.exp(-losses) + 0.5).cumprod(1) * inside
+        return survival.flip(1).cumsum(1).flip(1) * inside
+    reached = hits.to(torch.float32).cumprod(1)
+    return torch.cat((torch.ones_like(reached[:, :1]), reached[:, :-1]), dim=1) * inside
+
+
+@torch.no_grad()
+def slot_losses(hidden: Tensor, scorer: Scorer, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy (nats, float32 [n]) and whether the best token is the right one (bool [n]), without gradients."""
+    losses, hits = [], []
+    for start in range(0, len(hidden), HEAD_ROWS):
+        rows = slice(start, start + HEAD_ROWS)
+        logits = scorer.logits(hidden, rows)
+        losses.append(logits.logsumexp(-1).float() - logits.gather(1, targets[rows, None])[:, 0].float())
+        hits.append(logits.argmax(-1) == targets[rows])
+    return torch.cat(losses), torch.cat(hits)
+
+
+class Teacher(NamedTuple):
+    """The target's own distribution at each slot's token, as a soft label."""
+
+    hidden: Tensor
+    """[n, hidden_size], without gradients: final states of the clean rows that predict the same tokens."""
+    share: float
+    """Of the label; the rest is the token itself."""
+
+
+def head_loss(hidden: Tensor, scorer: Scorer, targets: Tensor, weights: Tensor, teacher: Teacher | None = None) -> Tensor:
+    """Weighted mean cross entropy (nats), a float32 scalar.
+
+    hidden [n, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are made, used and dropped a few
+    rows at a time: the whole of them would be the largest tensor of a step. A teacher needs a frozen head, its own.
     """
     weights = weights / weights.sum().clamp(min=1e-9)
-    if head.requires_grad:
-        return (F.cross_entropy((hidden @ head.T).float(), targets, reduction="none") * weights).sum()
-    loss: Tensor = _FrozenHeadLoss.apply(hidden, head, targets, weights)  # type: ignore[no-untyped-call]
+    if scorer.head.requires_grad:
+        if teacher is not None:
+            raise ValueError("a head that is trained can't be its own teacher")
+        return (F.cross_entropy(scorer.logits(hidden).float(), targets, reduction="none") * weights).sum()
+    loss: Tensor = _FrozenHeadLoss.apply(hidden, targets, weights, teacher, *scorer)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _FrozenHeadLoss(torch.autograd.Function):
-    """d loss / d logits = weight * (softmax - one_hot), so the gradient of `hidden` is ready with the loss."""
+    """d loss / d logits = weight * (softmax - label), so the gradients are ready with the loss."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        teacher: Teacher | None,
+        head: Tensor,
+        extra: Tensor | None,
+        extra_head: Tensor | None,
+    ) -> Tensor:
+        scorer = Scorer(head, extra, extra_head)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        gradient = torch.empty_like(hidden)
+        of_hidden = torch.empty_like(hidden)
+        of_extra = None if extra is None else torch.empty_like(extra)
+        of_extra_head = None if extra_head is None else torch.zeros_like(extra_head)
         for start in range(0, len(hidden), HEAD_ROWS):
             rows = slice(start, start + HEAD_ROWS)
-            logits = hidden[rows] @ head.T
-            log_sum = logits.float().logsumexp(-1) if logits.dtype == torch.float32 else torch.logsumexp(logits, -1).float()
-            picked = logits.gather(1, targets[rows, None])[:, 0].float()
-            total += ((log_sum - picked) * weights[rows]).sum()
-            error = logits.softmax(-1)
-            error.scatter_add_(1, targets[rows, None], torch.full_like(error[:, :1], -1.0))
-            gradient[rows] = (error @ head) * weights[rows, None].to(hidden.dtype)
-        ctx.save_for_backward(gradient)
+            logits = scorer.logits(hidden, rows)
+            losses, error = _error(logits, targets[rows], None if teacher is None else (teacher.hidden[rows] @ head.T, teacher.share))
+            total += (losses * weights[rows]).sum()
+            error *= weights[rows, None].to(error.dtype)
+            of_hidden[rows] = error @ head
+            if extra is not None and extra_head is not None and of_extra is not None and of_extra_head is not None:
+                of_extra[rows] = (error @ extra_head.to(error.dtype)).to(extra.dtype)
+                of_extra_head += (error.T @ extra[rows].to(error.dtype)).to(extra_head.dtype)
+        ctx.save_for_backward(of_hidden, of_extra, of_extra_head)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_outputs[0].to(gradient.dtype), None, None, None
+        of_hidden, of_extra, of_extra_head = (None if g is None else g * grad_outputs[0].to(g.dtype) for g in ctx.saved_tensors)
+        return of_hidden, None, None, None, None, of_extra, of_extra_head
+
+
+def _error(logits: Tensor, targets: Tensor, teacher: tuple[Tensor, float] | None) -> tuple[Tensor, Tensor]:
+    """Cross entropy of each row (float32 [n]) and softmax - label, [n, vocab_size] in the logits' dtype."""
+    log_sum = logits.logsumexp(-1).float()
+    label_score = logits.gather(1, targets[:, None])[:, 0].float()
+    error, share = logits.softmax(-1), 1.0
+    if teacher is not None:
+        soft, share = teacher[0].softmax(-1), 1.0 - teacher[1]
+        label_score = share * label_score + teacher[1] * (soft.float() * logits.float()).sum(-1)
+        error -= teacher[1] * soft
+    error.scatter_add_(1, targets[:, None], torch.full_like(error[:, :1], -share))
+    return log_sum - label_score, error

@@ -43,6 +43,7 @@ class DrafterSpec(BaseModel):
     kept_layers: tuple[int, ...] | None = None
     """None keeps all."""
     delta: DeltaConfig | None = DeltaConfig(rank=64)
+    previous_token_rank: int | None = None
 
     def resolve(self, num_layers: int) -> DrafterConfig:
         """Raises InvalidRequest for layers in another order, or none."""

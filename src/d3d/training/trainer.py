@@ -20,9 +20,9 @@ from torch import Tensor
 
 from d3d.core.errors import InvalidRequest
 from d3d.models.drafter import DrafterModel
-from d3d.training.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.training.corpus import Sample
-from d3d.training.losses import head_loss, position_weights
+from d3d.training.losses import Weighting
+from d3d.training.objective import AnswerLoss, answer_loss
 
 MIN_ANSWER = 3
 """An anchor, its next token, and one that a slot predicts."""
@@ -36,7 +36,7 @@ class Stage(BaseModel):
     share: float = Field(gt=0.0, le=1.0)
     block_size: int = Field(ge=2)
     anchors: int = Field(ge=1, description="blocks hung in each answer, at random places")
-    gamma: float = Field(gt=0.0, description="position decay of the loss")
+    gamma: float = Field(4.0, gt=0.0, description="position decay of the loss, where `weighting` is decay")
 
 
 class TrainConfig(BaseModel):
@@ -49,6 +49,8 @@ class TrainConfig(BaseModel):
     learning_rate: float = Field(1e-3, gt=0.0)
     warmup: int = Field(50, ge=0)
     ar_weight: float = Field(0.3, ge=0.0, description="weight of the clean rows' next-token loss, where they learn at all")
+    weighting: Weighting = "decay"
+    distillation: float = Field(0.0, ge=0.0, le=1.0, description="share of the target's own distribution in the label")
     max_length: int = Field(512, ge=8, description="longer texts are cut")
     clip: float = Field(1.0, gt=0.0)
     seed: int = 0
@@ -98,6 +100,8 @@ class Trainer:
         largest = max(stage.block_size for stage in config.stages)
         if largest > model.config.block_size:
             raise InvalidRequest(f"train.stages: a block_size of {largest} is above the drafter's own, {model.config.block_size}")
+        if config.distillation > 0 and not model.config.clean_rows_are_base:
+            raise InvalidRequest("train.distillation needs clean rows that are the target's own: deltas with scope slots")
         for parameter in model.trainable().values():
             parameter.data = parameter.data.float()
         self.optimizer = torch.optim.AdamW(
@@ -151,27 +155,12 @@ class Trainer:
             chosen.append(order[number % size])
         return chosen
 
-    def _loss(self, sample: Sample, stage: Stage, rng: random.Random) -> tuple[Tensor, int]:
-        """Loss of one answer and how many slots it had."""
-        model = self.model
-        token_ids = torch.tensor(sample.token_ids[: self.config.max_length], device=model.transformer.device)
-        first, last = len(sample.prompt_ids), len(token_ids) - MIN_ANSWER
-        places = range(first, last + 1)
+    def _loss(self, sample: Sample, stage: Stage, rng: random.Random) -> AnswerLoss:
+        token_ids = torch.tensor(sample.token_ids[: self.config.max_length], device=self.model.transformer.device)
+        first = len(sample.prompt_ids)
+        places = range(first, len(token_ids) - MIN_ANSWER + 1)
         anchors = sorted(rng.sample(places, min(stage.anchors, len(places))))
-        num_slots = model.config.num_slots(stage.block_size)
-        batch = hang_blocks(torch.tensor(anchors, device=token_ids.device), num_slots, model.config.alignment)
-        targets = batch.targets.flatten()
-        inside = targets < len(token_ids)
-        weights = position_weights(num_slots, stage.gamma).to(token_ids.device).expand(len(anchors), -1).flatten()[inside]
-        head = model.transformer.head.weight
-        if model.config.clean_rows_are_base:
-            _, cache = clean_pass(model, token_ids)
-            return head_loss(slot_pass(model, cache, batch)[inside], head, token_ids[targets[inside]], weights), int(inside.sum())
-        clean, slots = joint_pass(model, token_ids, batch)
-        loss = head_loss(slots[inside], head, token_ids[targets[inside]], weights)
-        answer = slice(first - 1, len(token_ids) - 1)
-        ar_loss = head_loss(clean[answer], head, token_ids[first:], torch.ones(len(token_ids) - first, device=token_ids.device))
-        return loss + self.config.ar_weight * ar_loss, int(inside.sum())
+        return answer_loss(self.model, token_ids, first, anchors, stage, self.config)
 
     def save(self, path: Path) -> None:
         """Write everything that going on needs, whole or not at all."""

@@ -1,0 +1,69 @@
+"""What one answer teaches: the loss of the slots of many blocks hung in it, and of its clean rows where they learn too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from d3d.models.drafter import DrafterModel
+from d3d.training.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, slot_pass
+from d3d.training.losses import Scorer, Teacher, head_loss, slot_losses, slot_weights
+
+if TYPE_CHECKING:
+    from d3d.training.trainer import Stage, TrainConfig
+
+
+class AnswerLoss(NamedTuple):
+    loss: Tensor
+    """Float32 scalar, nats."""
+    slots: int
+    """Slots that had a token to predict."""
+
+
+def answer_loss(model: DrafterModel, token_ids: Tensor, first: int, anchors: list[int], stage: Stage, config: TrainConfig) -> AnswerLoss:
+    """token_ids int64 [length]: prompt and answer, which begins at `first`; anchors: positions within the answer."""
+    alignment = model.config.alignment
+    num_slots = model.config.num_slots(stage.block_size)
+    batch = hang_blocks(torch.tensor(anchors, device=token_ids.device), num_slots, alignment)
+    if model.config.clean_rows_are_base:
+        clean, cache = clean_pass(model, token_ids)
+        slots = slot_pass(model, cache, batch)
+        return _slots_loss(model, token_ids, batch, slots, clean, stage, config)
+    clean, slots = joint_pass(model, token_ids, batch)
+    loss, count = _slots_loss(model, token_ids, batch, slots, None, stage, config)
+    rows = slice(first - 1, len(token_ids) - 1)
+    even = torch.ones(len(token_ids) - first, device=token_ids.device)
+    ar_loss = head_loss(clean[rows], Scorer(model.transformer.head.weight), token_ids[first:], even)
+    return AnswerLoss(loss + config.ar_weight * ar_loss, count)
+
+
+def _slots_loss(
+    model: DrafterModel, token_ids: Tensor, batch: BlockBatch, slots: Tensor, clean: Tensor | None, stage: Stage, config: TrainConfig
+) -> AnswerLoss:
+    """`clean`: final states of the clean rows where these are the target's own, else None."""
+    inside = batch.targets < len(token_ids)
+    within = batch.targets.clamp(max=len(token_ids) - 1)
+    scorer = _scorer(model, token_ids[within - 1].flatten())
+    targets = token_ids[within].flatten()
+    if config.weighting == "decay":  # needs no look at how the slots do
+        losses = hits = torch.zeros(inside.shape, device=token_ids.device)
+    else:
+        losses, hits = (values.view(inside.shape) for values in slot_losses(slots.detach(), scorer, targets))
+    weights = slot_weights(config.weighting, stage.gamma, losses, hits, inside).flatten()
+    keep = inside.flatten()
+    kept = Scorer(scorer.head, None if scorer.extra is None else scorer.extra[keep], scorer.extra_head)
+    teacher = None
+    if config.distillation > 0 and clean is not None:
+        teacher = Teacher(clean[within.flatten()[keep] - 1], config.distillation)
+    return AnswerLoss(head_loss(slots[keep], kept, targets[keep], weights[keep], teacher), int(keep.sum()))
+
+
+def _scorer(model: DrafterModel, previous: Tensor) -> Scorer:
+    """previous int64 [n]: the token before the one that each slot predicts."""
+    head = model.previous_token_head
+    if head is None:
+        return Scorer(model.transformer.head.weight)
+    return Scorer(model.transformer.head.weight, F.embedding(previous, head.embedding), head.head)
