@@ -138,6 +138,11 @@ def test_bad_prompts_start_no_corpus(content: str | None, words: str, tiny_targe
     assert not (tmp_path / "corpus.jsonl").exists()
 
 
+@pytest.mark.parametrize("temperature", ["20000", "nan"])
+def test_an_impossible_temperature_is_refused(temperature: str, tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    assert data(tiny_target, tmp_path / "corpus.jsonl", prompts, "--temperature", temperature).is_refusal("temperature")
+
+
 def test_a_corpus_of_another_tokenizer_is_not_continued(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
     from support.tiny_model import write_tiny_target
 

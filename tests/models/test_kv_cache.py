@@ -89,6 +89,9 @@ def test_what_a_dropped_sequence_left_behind_cannot_poison_the_one_that_takes_it
     add(cache, torch.cat((rows([float("nan")] * 4), rows([1, 2, 0, 0]))), [4, 2])
     cache.keep([1])
     cache.lengths = [2]
+    keys, values = cache.read(0, 4)
+    assert torch.isfinite(keys).all(), "kernels that add the mask to the scores would see them"
+    assert torch.isfinite(values).all()
     query = torch.ones(1, 1, 4, 2)
     mask = torch.tensor([[[True, True, True, False, False, False]] * 4])
     out = cache.attend(0, query, rows([3, 0, 0, 0]), rows([3, 0, 0, 0]), mask)

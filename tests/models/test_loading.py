@@ -229,6 +229,20 @@ def test_a_hub_id_that_cannot_be_had_is_named(tmp_path: Path, monkeypatch: pytes
         resolve_model("org/none")
 
 
+def test_a_connection_that_breaks_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RemoteProtocolError(Exception):
+        """As the hub's HTTP client has it: neither an OSError nor a ValueError."""
+
+    def snapshot_download(*_: object, local_files_only: bool = False, **__: object) -> str:
+        if local_files_only:
+            raise FileNotFoundError
+        raise RemoteProtocolError("Server disconnected")
+
+    monkeypatch.setattr("d3d.models.hub.snapshot_download", snapshot_download)
+    with pytest.raises(InvalidCheckpoint, match=r"could not get org/none from the hub.*Server disconnected"):
+        resolve_model("org/none")
+
+
 # GGUF
 
 

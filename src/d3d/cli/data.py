@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from d3d.cli import options as o
+
 
 def data(
     corpus: Annotated[Path, typer.Argument(help="Corpus to write, or to go on with (JSON lines).")],
@@ -25,6 +27,7 @@ def data(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
     """Write the target's answers to prompts into a training corpus. Prompts that the corpus holds already are skipped."""
+    o.sampling_options({"temperature": temperature, "max_tokens": max_tokens})
     from d3d.cli.console import meter, note
     from d3d.models.open_model import open_model
     from d3d.training.corpus import append_samples, open_corpus

@@ -49,7 +49,7 @@ def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]
         pass  # not in the hub's cache: ask the hub
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (OSError, ValueError) as error:  # the hub's errors derive from these two
+    except Exception as error:  # the hub's own errors are OSErrors or ValueErrors, those of its HTTP client neither
         raise InvalidCheckpoint(
             f"could not get {source} from the hub, and it is not in the hub's cache: {first_line(error)}. "
             f"Check the name, the network and, for a gated model, `hf auth login`"

@@ -100,7 +100,9 @@ class KVCache:
                 length = self.lengths[row]
                 self._keys[:, place, :, :length] = self._keys[:, row, :, :length]
                 self._values[:, place, :, :length] = self._values[:, row, :, :length]
-                self._values[:, place, :, length:] = 0  # a hidden value counts 0 times: not nothing if it is not finite
+                # hidden, but a number that is not finite still counts: 0 * it for values, it - inf for keys (the fused kernels add masks)
+                self._keys[:, place, :, length:] = 0
+                self._values[:, place, :, length:] = 0
         self._keys, self._values = self._keys[:, : len(rows)], self._values[:, : len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
 
