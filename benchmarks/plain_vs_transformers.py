@@ -33,6 +33,7 @@ def main() -> None:
 
     model = d3d.load(options.target, dtype=options.dtype, plain=True)
     reference = AutoModelForCausalLM.from_pretrained(model.target.path, dtype=DTYPES[options.dtype]).eval()
+    reference.to(model.target.transformer.device)
     prompt = model.encode(PROMPT)
     ours, theirs = [], []
     for repeat in range(options.repeats + 1):
@@ -49,7 +50,7 @@ def main() -> None:
                 "transformers_ms_per_token": round(statistics.median(theirs), 2),
                 "ratio": round(statistics.median(ratios), 3),
                 "ratios": [round(ratio, 3) for ratio in ratios],
-                "settings": vars(options),
+                "settings": vars(options) | {"device": model.device_name},
                 "machine": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}",
                 "date": date.today().isoformat(),
             },
@@ -60,7 +61,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def generate(reference: torch.nn.Module, prompt: list[int], tokens: int) -> None:
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=reference.device)
     reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
 
 
