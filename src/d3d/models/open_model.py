@@ -75,7 +75,6 @@ def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> Ope
     config = decoder_config(hf_config)
     stored = read_tensors(path)
     fingerprint = weights_fingerprint(stored)
-    tensors = {name: tensor.to(where, kind if tensor.is_floating_point() else tensor.dtype) for name, tensor in stored.items()}
-    transformer = Transformer(config, tensors).eval()
+    transformer = Transformer(config, stored, device=where, dtype=kind).eval()
     tokenizer = load_tokenizer(path)
     return OpenModel(source, path, config, transformer, tokenizer, eos_token_ids(path, hf_config, tokenizer), fingerprint)

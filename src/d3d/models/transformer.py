@@ -83,8 +83,9 @@ class Rotary:
 class LayerTensors:
     """Tensors under a prefix of their Hugging Face names; what is taken is gone, so leftovers show. All raise InvalidCheckpoint."""
 
-    def __init__(self, tensors: dict[str, Tensor], prefix: str) -> None:
-        self._tensors, self._prefix = tensors, prefix
+    def __init__(self, tensors: dict[str, Tensor], prefix: str, device: torch.device | None, dtype: torch.dtype | None) -> None:
+        """device, dtype: where and as what the model wants them; None leaves them as they are."""
+        self._tensors, self._prefix, self._device, self._dtype = tensors, prefix, device, dtype
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A float tensor of this shape."""
@@ -96,7 +97,7 @@ class LayerTensors:
             raise InvalidCheckpoint(f"tensor {full} holds {tensor.dtype}, not floats; use the model's bfloat16 release or a GGUF file")
         if tensor.shape != shape:
             raise InvalidCheckpoint(f"tensor {full} has shape {tuple(tensor.shape)}, the config says {shape}")
-        return tensor
+        return tensor.to(device=self._device, dtype=self._dtype)
 
     def linear(self, in_features: int, out_features: dict[str, int], *, bias: bool) -> Linear:
         """One layer of the weights (and biases) of all names, one below the other; `out_features`: name to rows."""
@@ -110,17 +111,26 @@ class LayerTensors:
 class Transformer(nn.Module):
     """Embedding, decoder layers, final norm and head."""
 
-    def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor], *, layers: tuple[int, ...] | None = None) -> None:
-        """`tensors`: Hugging Face names to float tensors, all of one dtype and device. `layers`: which of the checkpoint's layers
-        to take, in order (default: all). Raises InvalidCheckpoint when a tensor is missing, left over or of the wrong shape."""
+    def __init__(
+        self,
+        config: DecoderConfig,
+        tensors: dict[str, Tensor],
+        *,
+        layers: tuple[int, ...] | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`tensors`: Hugging Face names to float tensors. `layers`: which of the checkpoint's layers to take, in order (default: all).
+        `device`, `dtype`: moved and converted one by one as they are taken, so no second copy of the model ever exists; without them
+        all tensors must be alike. Raises InvalidCheckpoint when a tensor is missing, left over or of the wrong shape."""
         super().__init__()
         kept = tuple(range(config.num_layers)) if layers is None else layers
         self.config = config
         rest = dict(tensors)
-        top = LayerTensors(rest, "")
+        top = LayerTensors(rest, "", device, dtype)
         embedding = top.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(embedding, requires_grad=False)
-        self.layers = nn.ModuleList(Layer(config, LayerTensors(rest, f"model.layers.{i}.")) for i in kept)
+        self.layers = nn.ModuleList(Layer(config, LayerTensors(rest, f"model.layers.{i}.", device, dtype)) for i in kept)
         self.norm = Norm(top.take("model.norm.weight", config.hidden_size), config.norm_eps)
         if "lm_head.weight" in rest or not config.tied:
             head = top.take("lm_head.weight", config.vocab_size, config.hidden_size)
