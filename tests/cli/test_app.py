@@ -109,6 +109,25 @@ def test_wrong_usage_gives_one_line_and_2(
     assert output.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB", "DefaultCPUAllocator: can't allocate memory"])
+def test_running_out_of_memory_says_what_to_do(message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(app_module, "app", fail)
+    assert run_main(monkeypatch) == 2
+    assert "--dtype bfloat16" in capsys.readouterr().err
+
+
+def test_another_runtime_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(app_module, "app", fail)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        run_main(monkeypatch)
+
+
 def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

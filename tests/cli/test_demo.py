@@ -71,6 +71,7 @@ def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     outcome = d3d("demo", "--max-tokens", 16)
     assert outcome.out.splitlines()[-1] == "token-identical: no"
+    assert outcome.code == 1
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_drafter_that_raises_is_not_asked_again(target: NativeEngine, at_draft
 class Unreliable:
     """A drafter whose session breaks the contract in the way that it is told."""
 
-    needs_features, can_prepare, block_size = (), False, 4
+    block_size = 4
 
     def __init__(self, way: str) -> None:
         self.way = way

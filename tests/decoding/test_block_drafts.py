@@ -90,8 +90,6 @@ class Compared:
     """A drafter that spoils some blocks, and checks that a drafter without a past would have drafted the same."""
 
     inner: BlockDrafter
-    needs_features: tuple[int, ...] = ()
-    can_prepare: bool = False
 
     @property
     def block_size(self) -> int:

@@ -229,7 +229,7 @@ def test_statistics_count_what_happened(target: NativeEngine) -> None:
 
 def test_the_first_token_waits_for_no_drafter(target: NativeEngine) -> None:
     class Unopened:
-        block_size, needs_features, can_prepare = 4, (), False
+        block_size = 4
 
         def open(self, num_sequences: int, capacity: int) -> Any:
             raise RuntimeError("no memory")

@@ -257,7 +257,15 @@ def test_a_text_with_ids_that_the_drafter_does_not_know_is_a_fault_and_no_crash(
     block = session.draft([one], [6])[0]
     assert block.token_ids == ()
     assert block.fault is not None
-    assert "ids below 50, the text has 60" in block.fault
+    assert "ids below 50" in block.fault
+
+
+def test_a_text_that_the_drafter_can_not_read_leaves_its_mates_alone() -> None:
+    model = tiny_drafter(tiny_transformer(seed=1, vocab_size=50))
+    session = BlockDrafter(model, target_vocab_size=97).open(2, 50)
+    strange, plain = session.draft([sequence([1, 2, 60]), sequence([1, 2, 3])], [6, 6])
+    assert strange.fault is not None
+    assert plain == BlockDrafter(model, target_vocab_size=97).open(1, 50).draft([sequence([1, 2, 3])], [6])[0]
 
 
 # The drafter's context

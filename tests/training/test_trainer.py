@@ -50,7 +50,7 @@ def make(target: Transformer, *, scope: str | None = "slots", **config: Any) -> 
 
 
 def config(**changes: Any) -> TrainConfig:
-    stages = (Stage(share=1.0, block_size=BLOCK, anchors=8, gamma=4.0),)
+    stages = (Stage(share=1.0, block_size=BLOCK, anchors=8, decay=4.0),)
     return TrainConfig(**{"steps": 6, "warmup": 2, "max_length": 64, "learning_rate": 5e-3, "stages": stages, **changes})
 
 
@@ -122,7 +122,7 @@ def test_one_answer_learnt_by_heart_is_drafted_whole(alignment: str, attention: 
     """By replay and by real decoding: training, evaluation and drafting agree on who predicts what."""
     model = make(target, alignment=alignment, block_attention=attention)
     sample = samples[0]
-    anchors = (Stage(share=1.0, block_size=BLOCK, anchors=24, gamma=10.0),)
+    anchors = (Stage(share=1.0, block_size=BLOCK, anchors=24, decay=10.0),)
     train(Trainer(model, [sample], config(steps=150, answers_per_step=1, stages=anchors, learning_rate=1e-2)))
     model.eval()
     replayed = replay(model, [sample], BLOCK)
@@ -135,7 +135,7 @@ def test_one_answer_learnt_by_heart_is_drafted_whole(alignment: str, attention: 
 
 
 def test_stages_follow_their_shares() -> None:
-    stages = (Stage(share=0.5, block_size=2, anchors=1, gamma=1.0), Stage(share=0.5, block_size=4, anchors=1, gamma=1.0))
+    stages = (Stage(share=0.5, block_size=2, anchors=1, decay=1.0), Stage(share=0.5, block_size=4, anchors=1, decay=1.0))
     plan = config(steps=10, stages=stages)
     assert [plan.stage(step).block_size for step in range(10)] == [2] * 5 + [4] * 5
 
@@ -143,7 +143,7 @@ def test_stages_follow_their_shares() -> None:
 @pytest.mark.parametrize("shares", [(0.5, 0.4), (1.0, 0.5), ()])
 def test_shares_that_do_not_sum_to_one_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"sum to 1|at least 1 item"):
-        config(stages=tuple(Stage(share=share, block_size=2, anchors=1, gamma=1.0) for share in shares))
+        config(stages=tuple(Stage(share=share, block_size=2, anchors=1, decay=1.0) for share in shares))
 
 
 def test_the_learning_rate_warms_up_and_falls_to_a_twentieth() -> None:
@@ -155,7 +155,7 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth() -> None:
 
 
 def test_a_stage_wider_than_the_drafter_is_refused(target: Transformer, samples: list[Sample]) -> None:
-    stages = (Stage(share=1.0, block_size=BLOCK + 1, anchors=1, gamma=1.0),)
+    stages = (Stage(share=1.0, block_size=BLOCK + 1, anchors=1, decay=1.0),)
     with pytest.raises(InvalidRequest, match="a block_size of 5 is above the drafter's own, 4"):
         Trainer(make(target), samples, config(stages=stages))
 
@@ -368,7 +368,7 @@ def test_a_failure_keeps_the_steps_before_it(base: OpenModel, texts: list[Sample
         ("train: {steps: 0}", "train.steps"),
         ("evaluate_every: 0", "evaluate_every"),
         ("drafter: {block_size: 4}", "evaluate_draft_length (8) is above the drafter's block_size (4)"),
-        ("train: {stages: [{share: 0.5, block_size: 4, anchors: 2, gamma: 3}]}", "train: the shares of the stages must sum to 1, not 0.5"),
+        ("train: {stages: [{share: 0.5, block_size: 4, anchors: 2, decay: 3}]}", "train: the shares of the stages must sum to 1, not 0.5"),
         ("a: [", "can't be read"),
         ("- 1", "Input should be a valid dictionary"),
     ],

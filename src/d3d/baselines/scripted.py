@@ -25,8 +25,6 @@ class Double:
 
     block_size: int
     propose: Propose
-    needs_features: tuple[int, ...] = ()
-    can_prepare: bool = False
 
     def open(self, num_sequences: int, capacity: int) -> DoubleSession:  # noqa: ARG002 - nothing is cached
         return DoubleSession(self, num_sequences)

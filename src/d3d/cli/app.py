@@ -63,6 +63,10 @@ def main() -> None:
         _refuse(str(error))
     except TyperException as error:
         _refuse(error.format_message())
+    except RuntimeError as error:  # torch's out-of-memory errors: a class of its own on CUDA, bare on a CPU
+        if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
+            raise
+        _refuse("out of memory: take --dtype bfloat16, fewer --max-tokens or another --device (d3d doctor --target shows what fits)")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
 

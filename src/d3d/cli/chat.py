@@ -58,7 +58,7 @@ def chat(
             continue
         result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
         messages.append({"role": "assistant", "content": result.text})
-        note(summary(result))
+        note(summary(result, has_drafter=mode == "plain" or loaded.drafter is not None))
         for warning in result.speculation.warnings if result.speculation else ():
             note(f"warning: {warning}", "yellow")
 

@@ -59,7 +59,9 @@ def demo(
     print_table(pairs, f"{loaded.target.source}, {loaded.dtype_name} on {loaded.device_name}, greedy")
     for warning in sorted({warning for pair in pairs if pair.serial.speculation for warning in pair.serial.speculation.warnings}):
         note(f"warning: {warning}", "yellow")
-    typer.echo(f"token-identical: {summarise(verdicts)}")
+    typer.echo(f"token-identical: {(answer := summarise(verdicts))}")
+    if answer == "no":
+        raise typer.Exit(1)
 
 
 class Pair(NamedTuple):

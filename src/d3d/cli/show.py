@@ -66,11 +66,11 @@ class Painter:
             yield chunk.text[-rest:], kept
 
 
-def summary(result: GenerationResult) -> str:
-    """One line: what it cost, and whether drafting was on."""
+def summary(result: GenerationResult, *, has_drafter: bool) -> str:
+    """One line: what it cost, and whether drafting was on, and if not, why."""
     tpot = f"{1000 * result.timing.tpot_s:.1f} ms a token" if result.timing.tpot_s is not None else "one token"
     line = f"{result.usage.completion_tokens} tokens, {tpot}, first after {1000 * result.timing.ttft_s:.0f} ms, {result.finish_reason}"
     speculation = result.speculation
     if speculation is None:
-        return f"{line}; speculation: off (plain mode)"
+        return f"{line}; speculation: off ({'plain mode' if has_drafter else 'no drafter was given, --drafter names one'})"
     return f"{line}; speculation: {speculation.mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"

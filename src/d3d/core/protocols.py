@@ -73,16 +73,6 @@ class Drafter(Protocol):
         """Most tokens that one block can draft."""
         ...
 
-    @property
-    def needs_features(self) -> tuple[int, ...]:
-        """Target layers whose hidden states it wants; empty for a D3D drafter."""
-        ...
-
-    @property
-    def can_prepare(self) -> bool:
-        """Whether it can draft for outcomes that the target has not decided yet."""
-        ...
-
     def open(self, num_sequences: int, capacity: int) -> DraftSession: ...
 
 

@@ -68,13 +68,6 @@ class DraftBlock(NamedTuple):
     """Why the drafter could not draft (for example non-finite logits); None when all is well."""
 
 
-class Outcome(NamedTuple):
-    """A possible verdict on a block."""
-
-    num_accepted: int
-    bonus_token: int
-
-
 class Verdict(NamedTuple):
     """What the target decided about one draft. `bonus_token` is None only where a stop cut the round."""
 

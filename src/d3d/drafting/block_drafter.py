@@ -25,9 +25,6 @@ class BlockDrafter:
     target_vocab_size: int
     num_denoise_steps: int = 1
 
-    needs_features: tuple[int, ...] = ()
-    can_prepare: bool = True
-
     @property
     def block_size(self) -> int:
         return self.model.config.block_size
@@ -62,9 +59,9 @@ class BlockDraftSession:
             return [DraftBlock() for _ in sequences]
         # a text that the drafter's context can't hold goes along up to there, and gets no draft
         known = [s.token_ids if len(s) <= limit else s.token_ids[:limit] for s in sequences]
-        largest = max(max(ids[done:], default=0) for ids, done in zip(known, self._cache.lengths, strict=True))
-        if largest >= decoder.vocab_size:
-            return [DraftBlock(fault=f"the drafter knows ids below {decoder.vocab_size}, the text has {largest}") for _ in sequences]
+        unknown = [max(ids[done:], default=0) >= decoder.vocab_size for ids, done in zip(known, self._cache.lengths, strict=True)]
+        if any(unknown):
+            known = [_readable(ids, decoder.vocab_size) if odd else ids for ids, odd in zip(known, unknown, strict=True)]
         self._catch_up(known)
         blocks = torch.full((len(sequences), max(wanted)), MASKED)
         anchors = torch.tensor([ids[-1] for ids in known], device=self._model.transformer.device)
@@ -76,10 +73,8 @@ class BlockDraftSession:
             self._model.choose_in_turn(logits, blocks.to(logits.device), anchors)
             finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
             blocks = reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
-        return [
-            DraftBlock(tuple(block[:length])) if is_finite else DraftBlock(fault="the drafter's logits are not finite")
-            for block, length, is_finite in zip(blocks.tolist(), wanted, finite.tolist(), strict=True)
-        ]
+        drafted = zip(blocks.tolist(), wanted, finite.tolist(), unknown, strict=True)
+        return [_block(block[:length], is_finite, odd, decoder.vocab_size) for block, length, is_finite, odd in drafted]
 
     def _catch_up(self, known: list[list[int]]) -> None:
         no_blocks = torch.empty((len(known), 0), dtype=torch.long)
@@ -105,6 +100,17 @@ class BlockDraftSession:
         )
         self._cache.advance(layout.num_clean)
         return hidden
+
+
+def _readable(ids: list[int], vocab_size: int) -> list[int]:
+    """Any text of the same length that the drafter can read; its block is dropped."""
+    return [token_id if token_id < vocab_size else 0 for token_id in ids]
+
+
+def _block(token_ids: list[int], is_finite: bool, odd: bool, vocab_size: int) -> DraftBlock:
+    if odd:
+        return DraftBlock(fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})")
+    return DraftBlock(tuple(token_ids)) if is_finite else DraftBlock(fault="the drafter's logits are not finite")
 
 
 def reveal(blocks: Tensor, logits: Tensor, *, remaining_steps: int) -> Tensor:

@@ -77,4 +77,5 @@ def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> Ope
     fingerprint = weights_fingerprint(stored)
     transformer = Transformer(config, stored, device=where, dtype=kind).eval()
     tokenizer = load_tokenizer(path)
-    return OpenModel(source, path, config, transformer, tokenizer, eos_token_ids(path, hf_config, tokenizer), fingerprint)
+    ends = frozenset(token_id for token_id in eos_token_ids(path, hf_config, tokenizer) if 0 <= token_id < config.vocab_size)
+    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint)

@@ -168,7 +168,7 @@ class Transformer(nn.Module):
         store's keys, this pass's rows last, or None where every row sees every key; delta_rows: how many of the last rows are slots,
         where the deltas act. Returns the final norm's output [batch, rows, hidden_size].
         """
-        rotary = Rotary(self._cos[positions], self._sin[positions])
+        rotary = Rotary(self._cos[positions].to(x.dtype), self._sin[positions].to(x.dtype))
         for index, layer in enumerate(self.layers):
             x = layer(x, rotary, mask, store, index, delta_rows)
         out: Tensor = self.norm(x)
@@ -190,8 +190,8 @@ def _refuse_left_over(config: DecoderConfig, rest: dict[str, Tensor], kept: tupl
 
 
 def _rotary_table(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of every position, [max_length, head_dim], in the model's dtype."""
+    """Cosines and signed sines of every position, [max_length, head_dim], float32 whatever the weights are."""
     inv_freq = torch.tensor(config.inv_freq, dtype=torch.float32, device=like.device)
     angles = torch.outer(torch.arange(config.max_length, dtype=torch.float32, device=like.device), inv_freq)
     cos, sin = angles.cos() * config.rope_scale, angles.sin() * config.rope_scale
-    return torch.cat((cos, cos), -1).to(like.dtype), torch.cat((-sin, sin), -1).to(like.dtype)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

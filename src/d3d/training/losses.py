@@ -31,18 +31,18 @@ class Scorer(NamedTuple):
         return logits
 
 
-def slot_weights(weighting: Weighting, gamma: float, losses: Tensor, hits: Tensor, inside: Tensor) -> Tensor:
+def slot_weights(weighting: Weighting, decay: float, losses: Tensor, hits: Tensor, inside: Tensor) -> Tensor:
     """Weight of every slot of every block, float32 [blocks, slots]; a rejection ends a block, so early slots weigh most.
 
     losses: float32 [blocks, slots], each slot's cross entropy; hits: bool, whether its best token is the right one; inside: bool, whether
     it has a token to predict (those that have none are a block's last, and weigh nothing).
 
-    decay: exp(-(j - 1) / gamma) for slot j (DFlash). dpace: w_j = sum over m >= j of prod over i <= m of (q_i + 1) / 2, q the
+    decay: exp(-(j - 1) / decay) for slot j (DFlash). dpace: w_j = sum over m >= j of prod over i <= m of (s_i + 1) / 2, s the
     probability of the right token (D-PACE, arXiv 2605.18810, alpha 0.5). first_failure: 1 up to and including the first slot whose best
     token is wrong, 0 behind it (Spec-AUF, arXiv 2607.01893).
     """
     if weighting == "decay":
-        return torch.exp(-torch.arange(losses.shape[1], dtype=torch.float32, device=losses.device) / gamma) * inside
+        return torch.exp(-torch.arange(losses.shape[1], dtype=torch.float32, device=losses.device) / decay) * inside
     if weighting == "dpace":
         survival = (0.5 * torch.exp(-losses) + 0.5).cumprod(1) * inside
         return survival.flip(1).cumsum(1).flip(1) * inside

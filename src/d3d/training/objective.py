@@ -52,7 +52,7 @@ def _slots_loss(
         losses = hits = torch.zeros(inside.shape, device=token_ids.device)
     else:
         losses, hits = (values.view(inside.shape) for values in slot_losses(slots.detach(), scorer, targets))
-    weights = slot_weights(config.weighting, stage.gamma, losses, hits, inside).flatten()
+    weights = slot_weights(config.weighting, stage.decay, losses, hits, inside).flatten()
     keep = inside.flatten()
     kept = Scorer(scorer.head, None if scorer.extra is None else scorer.extra[keep], scorer.extra_head)
     teacher = None

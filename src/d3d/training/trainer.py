@@ -36,7 +36,7 @@ class Stage(BaseModel):
     share: float = Field(gt=0.0, le=1.0)
     block_size: int = Field(ge=2)
     anchors: int = Field(ge=1, description="blocks hung in each answer, at random places")
-    gamma: float = Field(4.0, gt=0.0, description="position decay of the loss, where `weighting` is decay")
+    decay: float = Field(4.0, gt=0.0, description="slots over which the loss falls by e, where `weighting` is decay")
 
 
 class TrainConfig(BaseModel):
@@ -55,7 +55,7 @@ class TrainConfig(BaseModel):
     clip: float = Field(1.0, gt=0.0)
     seed: int = 0
     stages: tuple[Stage, ...] = Field(
-        (Stage(share=0.6, block_size=6, anchors=120, gamma=4.0), Stage(share=0.4, block_size=16, anchors=40, gamma=5.0)), min_length=1
+        (Stage(share=0.6, block_size=6, anchors=120, decay=4.0), Stage(share=0.4, block_size=16, anchors=40, decay=5.0)), min_length=1
     )
 
     @model_validator(mode="after")
