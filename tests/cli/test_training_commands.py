@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -10,13 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from d3d.cli import console
 from d3d.cli.interrupt import deferred_interrupt
+from d3d.training import prompts as prompts_module
 from d3d.training.corpus import read_corpus
+from d3d.training.evaluation_sets import EvaluationSets, fingerprint
 from support.command import Outcome, d3d
+from support.tiny_model import tiny_tokenizer, write_tiny_target
 
 CONFIG = """
 drafter: {block_size: 4, delta: {rank: 4}}
@@ -68,7 +73,18 @@ def test_the_whole_chain(tiny_target: Path, corpora: tuple[Path, Path], tmp_path
     measured = d3d("evaluate", output / "best", corpora[1], "--target", tiny_target, "--dtype", "float32", "--device", "cpu")
     assert measured.code == 0, measured.err
     record = measured.record
-    assert record.keys() == {"answers", "draft_length", "rounds", "acceptance_length", "acceptance_at", "num_accepted_histogram"}
+    assert record.keys() == {
+        "answers",
+        "draft_length",
+        "rounds",
+        "acceptance_length",
+        "acceptance_length_macro",
+        "acceptance_at",
+        "num_accepted_histogram",
+        "bonus_recall",
+        "by_source",
+        "by_temperature",
+    }
     assert sum(record["num_accepted_histogram"]) == record["rounds"]
     provenance = json.loads((output / "best" / "provenance.json").read_text())
     assert record["acceptance_length"] == pytest.approx(provenance["measured"]["acceptance_length"], abs=0.3), "int8 storage"
@@ -113,11 +129,125 @@ def test_flags_of_data(tiny_target: Path, prompts: Path, tmp_path: Path) -> None
     samples = read_corpus(corpus)
     assert len(samples) == 7
     assert max(len(sample.answer_ids) for sample in samples) == 5
-    from support.tiny_model import tiny_tokenizer
-
     texts = [tiny_tokenizer().decode(sample.prompt_ids) for sample in samples]
     assert all(" Think.<|im_end|>" in text for text in texts)
     assert not any("is 3 and" in text for text in texts)
+    told = manifest(corpus)
+    (run,) = told["runs"]
+    assert (told["answers"], run["answers"], run["drawn"], run["complete"], run["dtype"]) == (7, 7, 7, True, "float32")
+    assert run["prompts"] == [{"from": str(prompts), "sha256": hashlib.sha256(prompts.read_bytes()).hexdigest(), "rows": 8}]
+    assert run["left_out"] == [{"reason": "excluded", "rows": 1, "first": f"{prompts}, line 4"}]
+    assert run["exclude"] == [str(barred)]
+    assert run["options"] == {
+        "limit": 7,
+        "suffix": " Think.",
+        "suffix_share": 1.0,
+        "thinking": None,
+        "seed": 2,
+        "evaluation_prompts": "refuse",
+        "max_tokens": 5,
+        "temperatures": [0.0],
+        "batch": 48,
+        "top_logits": 0,
+    }
+    assert run["evaluation_sets"]["found"] == {}
+    assert "GSM8K test" in run["evaluation_sets"]["looked_for"]
+
+
+def manifest(corpus: Path) -> dict[str, Any]:
+    file = corpus / "manifest.json" if corpus.is_dir() else corpus.with_name(f"{corpus.stem}.manifest.json")
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def test_several_temperatures_and_a_share_with_a_suffix(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    more = ("--temperature", 0, "--temperature", 0.8, "--suffix", "boxed", "--suffix-share", 0.5)
+    assert data(tiny_target, corpus, prompts, *more).out.startswith(f"{corpus}: 16 answers, 16 of them new")
+    samples = read_corpus(corpus)
+    assert sorted(sample.temperature for sample in samples) == [0.0] * 8 + [0.8] * 8
+    texts = [tiny_tokenizer().decode(sample.prompt_ids) for sample in samples]
+    assert 0 < sum("boxed{}." in text for text in texts) < 16
+    assert manifest(corpus)["temperatures"] == {"0": 8, "0.8": 8}
+
+
+def test_a_directory_of_shards_is_trained_on_and_measured(
+    tiny_target: Path, tiny_drafter: Path, prompts: Path, corpora: tuple[Path, Path], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "shards"
+    assert data(tiny_target, corpus, prompts, "--shard-answers", 3, "--limit", 5).out.startswith(f"{corpus}: 5 answers")
+    assert data(tiny_target, corpus, prompts).out.startswith(f"{corpus}: 8 answers, 3 of them new")
+    assert sorted(file.name for file in corpus.glob("*.jsonl")) == [f"answers-0000{number}.jsonl" for number in range(3)]
+    assert sorted(read_corpus(corpus)) == sorted(read_corpus(corpora[0]))
+    given = ("--target", tiny_target, "--dtype", "float32", "--device", "cpu")
+    assert d3d("evaluate", tiny_drafter, corpus, *given).record["answers"] == 8
+    assert train(tiny_target, (corpus, corpora[1]), tmp_path / "run", "--config", config(tmp_path)).code == 0
+    assert data(tiny_target, corpora[0], prompts, "--shard-answers", 3).is_refusal("leave --shard-answers out")
+
+
+def test_the_targets_logits_are_kept_for_distillation(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    assert data(tiny_target, corpus, prompts, "--top-logits", 4, "--batch", 3).code == 0
+    assert data(tiny_target, corpus, prompts).is_refusal("another --top-logits")
+    for sample in read_corpus(corpus):
+        found = sample.top_logits()
+        assert found is not None
+        assert found.log_probs.shape == (len(sample.answer_ids), 4)
+        assert found.ids[:, 0].tolist() == sample.answer_ids, "greedy"
+
+
+def test_the_thinking_switch(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    outcome = data(tiny_target, corpus, prompts, "--no-thinking")
+    assert "warning" not in outcome.err
+    assert all(tiny_tokenizer().decode(sample.prompt_ids).endswith("<think></think>") for sample in read_corpus(corpus))
+    assert data(tiny_target, corpus, prompts, "--thinking").is_refusal("another --thinking switch")
+    assert data(tiny_target, corpus, prompts).is_refusal("another --thinking switch")
+    deaf = write_tiny_target(tmp_path / "deaf")
+    (deaf / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    outcome = data(deaf, tmp_path / "deaf.jsonl", prompts, "--thinking")
+    assert "does not look at enable_thinking" in outcome.err
+    assert data(deaf, tmp_path / "deaf.jsonl", prompts).code == 0, "a switch without effect parts no corpora"
+
+
+def test_problems_of_evaluation_sets_are_kept_out_of_training(
+    tiny_target: Path, prompts: Path, corpora: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = "how much is 5 and two?"
+    monkeypatch.setattr(prompts_module, "known_sets", lambda: EvaluationSets({"gsm8k": fingerprint([problem])}))
+    corpus = tmp_path / "corpus.jsonl"
+    assert data(tiny_target, corpus, prompts).is_refusal("prompts.jsonl, line 6", "GSM8K test", "--allow-evaluation-prompts")
+    assert not corpus.exists()
+    both = data(tiny_target, corpus, prompts, "--allow-evaluation-prompts", "--skip-evaluation-prompts")
+    assert both.is_refusal("contradict each other")
+    assert data(tiny_target, corpus, prompts, "--skip-evaluation-prompts").out.startswith(f"{corpus}: 7 answers")
+    assert data(tiny_target, corpus, prompts, "--allow-evaluation-prompts").is_refusal("a corpus to train on")
+    evaluation = tmp_path / "evaluation.jsonl"
+    assert data(tiny_target, evaluation, prompts, "--allow-evaluation-prompts").out.startswith(f"{evaluation}: 8 answers")
+    assert manifest(evaluation)["runs"][0]["evaluation_sets"]["found"] == {"GSM8K test": 1}
+    settings = ("--config", config(tmp_path))
+    assert train(tiny_target, (evaluation, corpora[1]), tmp_path / "run", *settings).is_refusal("problems of evaluation sets")
+    assert train(tiny_target, (evaluation, corpora[1]), tmp_path / "run", *settings, "--allow-evaluation-prompts").code == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--suffix-share", 0.5), "give one with --suffix"),
+        (("--temperature", 0.5, "--temperature", 0.5), "given twice"),
+    ],
+)
+def test_options_of_data_that_contradict_each_other(
+    more: tuple[object, ...], words: str, tiny_target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    assert data(tiny_target, tmp_path / "corpus.jsonl", prompts, *more).is_refusal(words)
+
+
+def test_data_without_the_library_that_reads_parquet(tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "p.parquet").write_bytes(b"")
+    outcome = data(tiny_target, tmp_path / "corpus.jsonl", tmp_path / "p.parquet")
+    assert outcome.is_refusal("pip install 'd3d-decoding[data]'")
 
 
 def test_rows_and_prompts_that_cannot_be_used_are_reported(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -127,7 +257,8 @@ def test_rows_and_prompts_that_cannot_be_used_are_reported(tiny_target: Path, pr
     assert outcome.out.startswith(f"{tmp_path / 'corpus.jsonl'}: 8 answers, 8 of them new")
     assert "left out 1 rows: no text in" in outcome.err
     assert "prompts.jsonl, line 9" in outcome.err
-    assert "left out 1 prompts that leave no room" in outcome.err
+    assert "left out 1 rows: a prompt that leaves no room for an answer" in outcome.err
+    assert "prompts.jsonl, line 10" in outcome.err
 
 
 @pytest.mark.parametrize(("content", "words"), [("{", "line 1: not JSON"), (None, "no such file")], ids=["malformed", "missing"])
@@ -144,8 +275,6 @@ def test_an_impossible_temperature_is_refused(temperature: str, tiny_target: Pat
 
 
 def test_a_corpus_of_another_tokenizer_is_not_continued(tiny_target: Path, prompts: Path, tmp_path: Path) -> None:
-    from support.tiny_model import write_tiny_target
-
     corpus = tmp_path / "corpus.jsonl"
     data(write_tiny_target(tmp_path / "other", texts=["quite another text"] * 4), corpus, prompts, "--limit", 1)
     before = corpus.read_text()
@@ -223,6 +352,33 @@ def test_flags_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tuple
     part = d3d(*given, "--limit", 2, "--draft-length", 3).record
     assert (part["answers"], part["draft_length"], len(part["acceptance_at"])) == (2, 3, 3)
     assert part["acceptance_at"][0] > 0.9, "the anchor's row is the target's own"
+    assert part["bonus_recall"].keys() == {"1", "4", "16"}
+    assert [len(recall) for recall in part["bonus_recall"].values()] == [4, 4, 4]
+    assert whole["bonus_recall"]["1"][6] is None, "a whole block has no room for a guess"
+    assert whole["by_source"]["prompts"] == whole["by_temperature"]["0"]
+    assert whole["by_source"]["prompts"]["acceptance_length"] == whole["acceptance_length"]
+    assert whole["by_source"]["prompts"]["acceptance_length_macro"] == pytest.approx(whole["acceptance_length_macro"])
+
+
+def test_sampled_answers_are_measured_by_temperature_and_source(
+    tiny_target: Path, tiny_drafter: Path, corpora: tuple[Path, Path], prompts: Path
+) -> None:
+    other = prompts.with_name("other.jsonl")
+    other.write_text('{"prompt": "bye"}\n')
+    data(tiny_target, corpora[0], other, "--temperature", 0.9)
+    given = ("--target", tiny_target, "--dtype", "float32", "--device", "cpu")
+    record = d3d("evaluate", tiny_drafter, corpora[0], *given).record
+    assert record["by_source"].keys() == {"prompts", "other"}
+    assert record["by_temperature"].keys() == {"0", "0.9"}
+    assert record["by_temperature"]["0.9"] == record["by_source"]["other"]
+    assert sum(part["rounds"] for part in record["by_source"].values()) == record["rounds"]
+
+
+def test_answers_of_another_model_are_measured_with_a_warning(tiny_target: Path, tiny_drafter: Path, prompts: Path, tmp_path: Path) -> None:
+    data(write_tiny_target(tmp_path / "other", seed=5), tmp_path / "corpus.jsonl", prompts)
+    outcome = d3d("evaluate", tiny_drafter, tmp_path / "corpus.jsonl", "--target", tiny_target, "--dtype", "float32")
+    assert outcome.code == 0
+    assert "written by another model" in outcome.err
 
 
 def test_refusals_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from d3d.drafting.block_drafter import BlockDrafter
 from d3d.models.drafter import DrafterModel
 from d3d.models.tiny import tiny_transformer
-from d3d.training import evaluate
 from d3d.training.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
-from d3d.training.corpus import Sample
-from d3d.training.evaluate import Acceptance, replay, walk
-from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
+from support.drafters import block_logits, every_kind, text, tiny_drafter
 
 Kind = dict[str, Any]
 ANCHORS = [3, 3, 9, 4, 13]  # in any order, and two blocks may share one
@@ -102,72 +96,3 @@ def test_slots_past_the_models_context_are_no_crash_and_change_nothing_before(jo
     got, expected = (slots_of(m, token_ids, [13], joint=joint)[0] for m in (model, roomy))
     torch.testing.assert_close(got[:2], expected[:2])  # positions 14 and 15
     assert torch.isfinite(got).all()
-
-
-# Replay
-
-
-def answer(model: DrafterModel, prompt: list[int], length: int, seed: int) -> list[int]:
-    """An answer that the drafter guesses in part: pieces of its own blocks, and then something else."""
-    rng = random.Random(seed)
-    ids = [*prompt, rng.randrange(90)]
-    for kept in itertools.cycle((0, 6, 2)):
-        if len(ids) - len(prompt) >= length:
-            break
-        ids += [*reference_draft(model, ids, 6)[:kept], rng.randrange(90)]
-    return ids[len(prompt) : len(prompt) + length]
-
-
-def slow_replay(model: DrafterModel, samples: list[Sample], draft_length: int) -> Acceptance:
-    """Really draft, round by round, and compare with the answer."""
-    acceptance = Acceptance(draft_length)
-    for sample in samples:
-        session = BlockDrafter(model, 97).open(1, 100)
-        one = sequence(sample.prompt_ids + sample.answer_ids[:1])
-        while missing := sample.token_ids[len(one) :]:
-            drafted = session.draft([one], [draft_length])[0].token_ids
-            kept = 0
-            while kept < min(len(drafted), len(missing)) and drafted[kept] == missing[kept]:
-                kept += 1
-            one.commit(missing[: kept + 1])
-            acceptance.add_round(kept, len(missing[: kept + 1]))
-    return acceptance
-
-
-@every_kind
-@pytest.mark.parametrize("scope", ["slots", "all", None])
-def test_replayed_rounds_are_the_rounds_of_a_drafter_that_really_drafts(
-    kind: Kind, scope: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_drafter(scope=scope, **kind)
-    samples = [
-        Sample(text(n, seed=n), answer(model, text(n, seed=n), length, n), "test", 0.0, 0)
-        for n, length in ((5, 30), (1, 17), (9, 2), (4, 1))
-    ]
-    for draft_length in (1, 2, 6):
-        replayed, slow = replay(model, samples, draft_length), slow_replay(model, samples, draft_length)
-        assert replayed == slow
-        assert slow.committed == 29 + 16 + 1
-    assert min(slow.histogram[0], slow.histogram[2], slow.histogram[6]) > 0
-    monkeypatch.setattr(evaluate, "SLOTS_A_PASS", 7)  # more than one pass
-    assert replay(model, samples, 6) == slow
-
-
-def test_a_walk_counts_rounds_as_decoding_would() -> None:
-    acceptance = Acceptance(2)
-    walk([[7, 8], [0, 0], [0, 0], [9, 1], [0, 0]], [5, 7, 8, 6, 9, 2], acceptance)
-    # 5 | 7 8 kept, 6 by the target | 9 kept, 2 by the target
-    assert acceptance == Acceptance(2, rounds=2, committed=5, histogram=[0, 1, 1])
-    assert acceptance.acceptance_length == 2.5
-    assert acceptance.acceptance_at == [1.0, 0.5]
-
-
-def test_a_block_that_ends_the_answer_has_no_bonus_token() -> None:
-    acceptance = Acceptance(2)
-    walk([[7, 8], [0, 0], [0, 0]], [5, 7, 8], acceptance)
-    assert acceptance == Acceptance(2, rounds=1, committed=2, histogram=[0, 0, 1])
-
-
-def test_no_rounds_are_no_division_by_zero() -> None:
-    empty = Acceptance(3)
-    assert (empty.acceptance_length, empty.acceptance_at) == (0.0, [0.0, 0.0, 0.0])

@@ -10,9 +10,14 @@ import pytest
 
 from d3d.core.errors import InvalidRequest
 from d3d.models.open_model import OpenModel
-from d3d.training.prompts import LeftOut, Prompt, draw_prompts, read_prompts
-from d3d.training.regenerate import AnswerOptions, answer_prompts, prompt_seed
+from d3d.training import formats
+from d3d.training.corpus import Sample
+from d3d.training.corpus_writer import answer_key
+from d3d.training.prompts import Drawn, LeftOut, Prompt, PromptOptions, draw_prompts, read_prompts
+from d3d.training.regenerate import Answering, AnswerOptions, prompt_seed
 from support.tiny_model import CONTEXT, open_tiny
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,11 @@ def user(text: str) -> str:
             f"<|im_start|>assistant\na<|im_end|>\n{user('u')}<|im_start|>assistant\na<|im_end|>\n{user('u')}",
         ),
         ({"messages": [], "prompt": "a"}, user("a")),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, user("a")),
+        (
+            {"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}]},
+            f"<|im_start|>system\ns<|im_end|>\n{user('a')}",
+        ),
         ({"prompt": "a\u2028b\x85c"}, user("a\u2028b\x85c")),
     ],
     ids=str,
@@ -79,7 +89,10 @@ def test_rows_of_many_shapes(row: dict[str, Any], text: str, base: OpenModel, tm
         ({"prompt": None}, "no text in messages"),
         ({"prompt": "  "}, "no text in messages"),
         ({"prompt": 5}, "no text in messages"),
-        ({"turns": [None]}, "no text in messages"),
+        ({"turns": []}, "no text in messages"),
+        ({"turns": [None]}, "turns is no list of texts"),
+        ({"turns": ["a", None]}, "turns is no list of texts"),
+        ({"conversations": [{"from": "human"}]}, "a message whose from or value is no text"),
         ({"messages": "hello"}, "messages is no list"),
         ({"messages": [{"role": "user", "content": None}]}, "a message whose role or content is no text"),
         ({"messages": [{"content": "a"}]}, "a message whose role or content is no text"),
@@ -135,26 +148,33 @@ def test_the_suffix_goes_behind_the_last_user_turn(base: OpenModel, tmp_path: Pa
     assert shown(base, prompts) == [user("a Why?"), f"<|im_start|>system\ns<|im_end|>\n{user('b Why?')}"]
 
 
+def drawn(base: OpenModel, paths: list[Path], *, exclude: list[Path] | None = None, **options: Any) -> Drawn:
+    return draw_prompts(list(map(str, paths)), base.tokenizer, PromptOptions(**options), exclude=list(map(str, exclude or [])))
+
+
 def draw(base: OpenModel, paths: list[Path], **options: Any) -> list[str]:
-    defaults: dict[str, Any] = {"exclude": [], "limit": None, "suffix": "", "seed": 0}
-    return shown(base, draw_prompts(paths, base.tokenizer, **(defaults | options)))
+    return shown(base, drawn(base, paths, **options).prompts)
 
 
 def test_excluded_prompts_are_not_drawn_whatever_the_suffix(base: OpenModel, tmp_path: Path) -> None:
     some = write(tmp_path / "some.jsonl", *({"prompt": str(number)} for number in range(10)))
-    test = write(tmp_path / "test.jsonl", {"question": "3"}, {"text": "4"}, {"prompt": None})
-    drawn = draw(base, [some], exclude=[test], suffix="!")
-    assert sorted(drawn) == [user(f"{number}!") for number in (0, 1, 2, 5, 6, 7, 8, 9)]
+    test = write(tmp_path / "test.jsonl", {"question": "3"}, {"text": " 4?"}, {"prompt": f"5{BOXED}"}, {"prompt": None})
+    found = drawn(base, [some], exclude=[test], suffix="!")
+    assert sorted(shown(base, found.prompts)) == [user(f"{number}!") for number in (0, 1, 2, 6, 7, 8, 9)]
+    assert found.left_out.lines() == [f"left out 3 rows: excluded (first: {some}, line 4)"]
 
 
 def test_the_limit_counts_what_is_really_drawn(base: OpenModel, tmp_path: Path) -> None:
     twice = write(tmp_path / "a.jsonl", *({"prompt": str(number % 5)} for number in range(20)))
     same_again = write(tmp_path / "b.jsonl", *({"prompt": str(number)} for number in range(8)))
     barred = write(tmp_path / "c.jsonl", {"prompt": "0"})
-    drawn = draw(base, [twice, same_again], exclude=[barred], limit=4)
-    assert sorted(drawn[:4]) == [user(str(number)) for number in (1, 2, 3, 4)]
-    assert sorted(drawn[4:]) == [user(str(number)) for number in (5, 6, 7)]
-    assert len(set(drawn)) == len(drawn)
+    found = drawn(base, [twice, same_again], exclude=[barred], limit=4)
+    texts = shown(base, found.prompts)
+    assert sorted(texts[:4]) == [user(str(number)) for number in (1, 2, 3, 4)]
+    assert sorted(texts[4:]) == [user(str(number)) for number in (5, 6, 7)]
+    assert len(set(texts)) == len(texts)
+    assert found.left_out.counts["the same prompt again"] == 12 + 4
+    assert found.left_out.first["the same prompt again"] == f"{twice}, line 7"
 
 
 def test_the_seed_draws(base: OpenModel, tmp_path: Path) -> None:
@@ -169,11 +189,20 @@ def prompts(count: int) -> list[Prompt]:
     return [Prompt([10 + number, 20, *range(30, 30 + number)], "test") for number in range(count)]
 
 
-def answers(base: OpenModel, given: list[Prompt], **options: Any) -> dict[tuple[int, ...], tuple[tuple[int, ...], int]]:
+def samples(base: OpenModel, given: list[Prompt], known: dict[bytes, list[int]] | None = None, **options: Any) -> list[Sample]:
     settings = AnswerOptions(**{"max_tokens": 12, "batch": 3, **options})
-    samples = [sample for batch in answer_prompts(base, given, settings) for sample in batch]
-    assert all(sample.temperature == settings.temperature and sample.source == "test" for sample in samples)
-    return {tuple(sample.prompt_ids): (tuple(sample.answer_ids), sample.seed) for sample in samples}
+    answering = Answering(base, settings, known or {})
+    batches = list(answering.run(given))
+    assert sum(batch.turns_done for batch in batches) == answering.num_turns(given)
+    return [sample for batch in batches for sample in batch.samples]
+
+
+def answers(
+    base: OpenModel, given: list[Prompt], temperature: float = 0.0, **options: Any
+) -> dict[tuple[int, ...], tuple[tuple[int, ...], int]]:
+    written = samples(base, given, temperatures=(temperature,), **options)
+    assert all(sample.temperature == temperature and sample.source == "test" for sample in written)
+    return {tuple(sample.prompt_ids): (tuple(sample.answer_ids), sample.seed) for sample in written}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -201,3 +230,81 @@ def test_a_prompt_that_fills_the_context_is_left_out(base: OpenModel) -> None:
     long = Prompt([5] * CONTEXT, "test")
     assert len(answers(base, [*prompts(2), long])) == 2
     assert answers(base, [long]) == {}
+
+
+def test_a_prompt_is_answered_at_each_temperature(base: OpenModel) -> None:
+    both = samples(base, prompts(4), temperatures=(0.0, 1.5))
+    assert len(both) == 8
+    alone = samples(base, prompts(4), temperatures=(0.0,)) + samples(base, prompts(4), temperatures=(1.5,))
+    assert sorted(both) == sorted(alone)
+
+
+def chat_prompts(base: OpenModel, tmp_path: Path) -> list[Prompt]:
+    rows = [{"turns": ["hello", "and now?", "bye"]}, {"turns": ["who?", "why?"]}, {"prompt": "alone"}]
+    return read_prompts(write(tmp_path / "chat.jsonl", *rows), base.tokenizer)
+
+
+def test_every_turn_is_answered_with_the_targets_own_answers_before_it(base: OpenModel, tmp_path: Path) -> None:
+    written = samples(base, chat_prompts(base, tmp_path))
+    assert len(written) == 3 + 2 + 1
+    by_text = {base.tokenizer.decode(sample.prompt_ids): sample for sample in written}
+    first = by_text[user("hello") + "<|im_start|>assistant\n"]
+    said = base.tokenizer.decode(first.answer_ids, skip_special_tokens=True)
+    second = by_text[f"{user('hello')}<|im_start|>assistant\n{said}<|im_end|>\n{user('and now?')}<|im_start|>assistant\n"]
+    said_then = base.tokenizer.decode(second.answer_ids, skip_special_tokens=True)
+    assert any(f"{said_then}<|im_end|>\n{user('bye')}" in text for text in by_text)
+
+
+def test_turns_go_on_from_known_answers(base: OpenModel, tmp_path: Path) -> None:
+    given = chat_prompts(base, tmp_path)
+    whole = samples(base, given)
+    for kept in (1, 3, 5):
+        known = {answer_key(sample.prompt_ids, 0.0): sample.answer_ids for sample in whole[:kept]}
+        assert sorted([*whole[:kept], *samples(base, given, known)]) == sorted(whole)
+
+
+def test_what_would_follow_a_prompt_without_room_is_settled_with_it(base: OpenModel) -> None:
+    long = Prompt([5] * CONTEXT, "test", "a file, line 3", ({"role": "user", "content": "x"},), ("and then?",))
+    answering = Answering(base, AnswerOptions())
+    assert [batch.turns_done for batch in answering.run([long])] == [2]
+    (line,) = answering.left_out.lines()
+    assert "leaves no room for an answer" in line
+    assert "a file, line 3" in line
+
+
+def test_the_thinking_switch_reaches_every_turn(base: OpenModel, tmp_path: Path) -> None:
+    file = write(tmp_path / "chat.jsonl", {"turns": ["hello", "and now?"]})
+    for thinking, mark in ((True, "<think>"), (False, "<think></think>")):
+        given = drawn(base, [file], thinking=thinking).prompts
+        written = samples(base, given, thinking=thinking)
+        assert len(written) == 2
+        assert all(base.tokenizer.decode(sample.prompt_ids).endswith(f"<|im_start|>assistant\n{mark}") for sample in written)
+
+
+# Answer formats
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        ("boxed", f"a{BOXED}"),
+        ("steps", "a\nLet's think step by step."),
+        ("code", "Write a solution to the following problem and make sure that it passes the tests:\n```python\na\n```"),
+        (" Why?", "a Why?"),
+        ("Q: {prompt} A:", "Q: a A:"),
+    ],
+)
+def test_answer_formats_by_name_and_by_text(suffix: str, text: str, base: OpenModel, tmp_path: Path) -> None:
+    assert draw(base, [write(tmp_path / "p.jsonl", {"prompt": "a"})], suffix=suffix) == [user(text)]
+    assert formats.without_formats(text) == ("a" if suffix in formats.FORMATS else text)
+
+
+def test_a_share_of_the_prompts_gets_the_suffix_whatever_the_others_are(base: OpenModel, tmp_path: Path) -> None:
+    some = write(tmp_path / "some.jsonl", *({"prompt": str(number)} for number in range(200)))
+    texts = set(draw(base, [some], suffix="!", suffix_share=0.25))
+    assert len(texts) == 200
+    assert 30 < sum("!" in text for text in texts) < 70
+    assert set(draw(base, [some], suffix="!", suffix_share=0.25, limit=50)) < texts
+    assert set(draw(base, [some], suffix="!", suffix_share=0.25, seed=1)) != texts
+    assert not any("!" in text for text in draw(base, [some], suffix="!", suffix_share=0.0))
+    assert all("!" in text for text in draw(base, [some], suffix="!", suffix_share=1.0))

@@ -7,49 +7,76 @@ from typing import Annotated
 
 import typer
 
-from d3d.cli import options as o
+from d3d.cli.options import DeviceOption, DTypeOption, ThinkingOption, sampling_options
 
 
 def data(
-    corpus: Annotated[Path, typer.Argument(help="Corpus to write, or to go on with (JSON lines).")],
+    corpus: Annotated[Path, typer.Argument(help="Corpus to write, or to go on with: JSON lines, or a directory of them.")],
     prompts: Annotated[
-        list[Path], typer.Option(help="Prompts as JSON lines: messages, turns, prompt, question, problem, instruction or text.")
+        list[str],
+        typer.Option(
+            help="Prompts: JSON lines (.gz too), .json, .parquet, a directory, or a data set ORG/NAME[:CONFIG][:SPLIT]; their rows hold "
+            "messages, conversations, turns, prompt, question, problem, instruction or text. May be repeated."
+        ),
     ],
     target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
-    exclude: Annotated[list[Path] | None, typer.Option(help="Prompts that must not be used (JSON lines), whatever their suffix.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Most prompts to take of each file, drawn by seed.", min=1)] = None,
-    suffix: Annotated[str, typer.Option(help="Text to put behind every prompt.")] = "",
-    temperature: Annotated[float, typer.Option(help="0 writes greedy answers.", min=0.0)] = 0.0,
+    exclude: Annotated[list[str] | None, typer.Option(help="Prompts that must not be used, whatever their answer format.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Most prompts to take of each source, drawn by seed.", min=1)] = None,
+    suffix: Annotated[
+        str, typer.Option(help="Answer format: boxed, steps, code, or a text to put behind the prompt (or around {prompt}).")
+    ] = "",
+    suffix_share: Annotated[float, typer.Option(help="Share of the prompts that get the suffix, drawn by seed.", min=0.0, max=1.0)] = 1.0,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="0 writes greedy answers; may be repeated: an answer at each. Default: 0.", min=0.0)
+    ] = None,
+    thinking: ThinkingOption = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 256,
+    top_logits: Annotated[int, typer.Option(help="Keep this many of the target's best logits at each token, to distil from.", min=0)] = 0,
+    shard_answers: Annotated[
+        int | None, typer.Option(help="Make the corpus a directory, with this many answers a file. Default: one file.", min=1)
+    ] = None,
+    allow_evaluation_prompts: Annotated[
+        bool, typer.Option("--allow-evaluation-prompts", help="Take problems of evaluation sets: a corpus to evaluate on, not to train on.")
+    ] = False,
+    skip_evaluation_prompts: Annotated[
+        bool, typer.Option("--skip-evaluation-prompts", help="Leave problems of evaluation sets out instead of refusing them.")
+    ] = False,
     batch: Annotated[int, typer.Option(help="Answers written at a time.", min=1)] = 48,
     seed: Annotated[int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: DeviceOption = "auto",
+    dtype: DTypeOption = "auto",
 ) -> None:
-    """Write the target's answers to prompts into a training corpus. Prompts that the corpus holds already are skipped."""
-    o.sampling_options({"temperature": temperature, "max_tokens": max_tokens})
+    """Write the target's answers to prompts into a training corpus. Answers that the corpus holds already are not written again."""
     from d3d.cli.console import meter, note
+    from d3d.core.errors import InvalidRequest
     from d3d.models.open_model import open_model
-    from d3d.training.corpus import append_samples, open_corpus
-    from d3d.training.prompts import LeftOut, draw_prompts
-    from d3d.training.regenerate import AnswerOptions, answer_prompts
+    from d3d.training.make_corpus import CorpusPlan, CorpusRun, heeds_thinking
+    from d3d.training.prompts import PromptOptions
+    from d3d.training.regenerate import AnswerOptions
 
+    for each in temperature or ():
+        sampling_options({"temperature": each, "max_tokens": max_tokens})
+    if allow_evaluation_prompts and skip_evaluation_prompts:
+        raise InvalidRequest("--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give one of them")
+    on_evaluation_prompt = "allow" if allow_evaluation_prompts else "skip" if skip_evaluation_prompts else "refuse"
+    plan = CorpusPlan(
+        corpus,
+        tuple(prompts),
+        tuple(exclude or ()),
+        PromptOptions(limit, suffix, suffix_share, thinking, seed, on_evaluation_prompt),  # type: ignore[arg-type]
+        AnswerOptions(max_tokens, tuple(temperature or (0.0,)), batch, seed, top_logits, thinking),
+        shard_answers,
+    )
+    plan.check()
     model = open_model(target, device=device, dtype=dtype)
-    options = AnswerOptions(max_tokens=max_tokens, temperature=temperature, batch=batch, seed=seed)
-    left_out = LeftOut()
-    drawn = draw_prompts(prompts, model.tokenizer, exclude=exclude or [], limit=limit, suffix=suffix, seed=seed, left_out=left_out)
-    known = open_corpus(corpus, model)
-    chosen = [prompt for prompt in drawn if (tuple(prompt.token_ids), temperature) not in known]
-    done = written = tokens = 0
-    with meter(len(chosen)) as progress:
-        for samples in answer_prompts(model, chosen, options):
-            append_samples(corpus, samples)
-            done = min(done + batch, len(chosen))
-            written += len(samples)
-            tokens += sum(len(sample.answer_ids) for sample in samples)
-            progress.show(done, f"answers, {tokens} tokens")
-    for line in left_out.lines():
+    if thinking is not None and not heeds_thinking(model):
+        note(
+            f"warning: the chat template of {target} does not look at enable_thinking, so --thinking/--no-thinking changes nothing",
+            "yellow",
+        )
+    run = CorpusRun(model, plan)
+    with meter(run.num_turns) as progress:
+        run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))
+    for line in run.left_out.lines():
         note(line, "yellow")
-    if written < len(chosen):
-        note(f"left out {len(chosen) - written} prompts that leave no room for an answer in the target's context", "yellow")
-    typer.echo(f"{corpus}: {len(known) + written} answers, {written} of them new with {tokens} tokens")
+    typer.echo(f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} tokens")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from d3d.cli.options import DeviceOption, DTypeOption
+
+if TYPE_CHECKING:
+    from d3d.training.acceptance import Acceptance
 
 
 def evaluate(
@@ -16,18 +21,18 @@ def evaluate(
     target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
     draft_length: Annotated[int | None, typer.Option(help="Tokens to draft a round; the block size by default.", min=1)] = None,
     limit: Annotated[int | None, typer.Option(help="Most answers to replay.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: DeviceOption = "auto",
+    dtype: DTypeOption = "auto",
 ) -> None:
-    """Replay rounds of greedy drafting against recorded answers; prints one JSON object."""
-    from d3d.cli.console import meter
+    """Replay rounds against recorded answers, greedy or sampled; prints one JSON object."""
+    from d3d.cli.console import meter, note
     from d3d.core.errors import InvalidRequest
     from d3d.models.checkpoint import load_drafter, read_config
     from d3d.models.fingerprint import tokenizer_fingerprint
     from d3d.models.loading import resolve_drafter
     from d3d.models.open_model import open_model
-    from d3d.training.corpus import read_corpus
-    from d3d.training.evaluate import replay
+    from d3d.training.corpus import corpus_files, corpus_identity, read_corpus
+    from d3d.training.evaluate import replay_by_source
 
     directory = resolve_drafter(drafter)
     read_config(directory)
@@ -39,18 +44,39 @@ def evaluate(
     length = model.config.block_size if draft_length is None else draft_length
     if length > model.config.block_size:
         raise InvalidRequest(f"draft length: {length} is above the drafter's block size, {model.config.block_size}")
+    if corpus_identity(corpus_files(corpus)[0]).get("target_fingerprint") not in (None, base.fingerprint):
+        note(f"warning: {corpus} was written by another model than {target}; acceptance on its own answers may differ", "yellow")
     with meter(len(samples)) as progress:
         done = itertools.count(1)
-        acceptance = replay(model, samples, length, lambda: progress.show(next(done), "answers"))
-    typer.echo(
-        json.dumps(
-            {
-                "answers": len(samples),
-                "draft_length": length,
-                "rounds": acceptance.rounds,
-                "acceptance_length": acceptance.acceptance_length,
-                "acceptance_at": acceptance.acceptance_at,
-                "num_accepted_histogram": acceptance.histogram,
-            }
-        )
-    )
+        groups = replay_by_source(model, samples, length, lambda: progress.show(next(done), "answers"))
+    typer.echo(json.dumps(_record(groups, length, len(samples))))
+
+
+def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answers: int) -> dict[str, Any]:
+    """`groups`: rounds by source and temperature."""
+    from d3d.training.acceptance import total
+
+    whole = total(draft_length, groups.values())
+    by_source = {name: [group for (source, _), group in groups.items() if source == name] for name, _ in sorted(groups)}
+    by_temperature = {f"{key:g}": [group for (_, at), group in groups.items() if at == key] for key in sorted({at for _, at in groups})}
+    return {
+        "answers": answers,
+        "draft_length": draft_length,
+        "rounds": whole.rounds,
+        "acceptance_length": whole.acceptance_length,
+        "acceptance_length_macro": whole.acceptance_length_macro,
+        "acceptance_at": whole.acceptance_at,
+        "num_accepted_histogram": whole.histogram,
+        "bonus_recall": {str(top): recall for top, recall in whole.bonus_recall.items()},
+        "by_source": {name: _short(total(draft_length, parts)) for name, parts in by_source.items()},
+        "by_temperature": {name: _short(total(draft_length, parts)) for name, parts in by_temperature.items()},
+    }
+
+
+def _short(acceptance: Acceptance) -> dict[str, Any]:
+    return {
+        "answers": acceptance.answers,
+        "rounds": acceptance.rounds,
+        "acceptance_length": acceptance.acceptance_length,
+        "acceptance_length_macro": acceptance.acceptance_length_macro,
+    }

@@ -16,6 +16,9 @@ def train(
     config: Annotated[Path | None, typer.Option(help="YAML file; without one the defaults train low-rank deltas at slots.")] = None,
     target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
     minutes: Annotated[float | None, typer.Option(help="Stop, resumably, after this long.", min=0.0)] = None,
+    allow_evaluation_prompts: Annotated[
+        bool, typer.Option("--allow-evaluation-prompts", help="Train even on a corpus that holds problems of evaluation sets.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
@@ -25,10 +28,13 @@ def train(
     from d3d.models.fingerprint import tokenizer_fingerprint
     from d3d.models.open_model import open_model
     from d3d.training.corpus import read_corpus
+    from d3d.training.corpus_writer import refuse_evaluation_corpus
     from d3d.training.run import RunConfig, TrainingRun, read_run_config
     from d3d.training.trainer import StepStats
 
     settings = read_run_config(config) if config else RunConfig()
+    if not allow_evaluation_prompts:
+        refuse_evaluation_corpus(corpus)
     base = open_model(target, device=device, dtype=dtype)
     identity = tokenizer_fingerprint(base.tokenizer)
     run = TrainingRun(output, base, settings, read_corpus(corpus, identity), read_corpus(held_out, identity))

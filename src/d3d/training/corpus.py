@@ -1,24 +1,26 @@
 """The training corpus: texts that the target itself has written, one JSON object a line.
 
-A row: {"prompt_ids": [...], "answer_ids": [...], "source": "...", "temperature": 0.0, "seed": 0}. The first line is the
-manifest, which names the tokenizer; a corpus is refused for a model with another one. A last line without its end is what a
-killed writer leaves; it is not read, and goes when the corpus is continued.
+A row: {"prompt_ids": [...], "answer_ids": [...], "source": "...", "temperature": 0.0, "seed": 0}, and `top` where the target's best
+logits lie beside it (`d3d.training.top_logits`). A file's first line says who wrote it; a corpus is refused for a model with another
+tokenizer. A corpus is one such file, or a directory of them (answers-00000.jsonl, ...). A last line without its end is what a killed
+writer leaves; it is not read, and goes when the corpus is continued.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest
-from d3d.models.fingerprint import tokenizer_fingerprint
-from d3d.models.open_model import OpenModel
+from d3d.training.top_logits import TopLogits, TopReference, read_top_logits
 
 TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
+
+SHARDS = "answers-*.jsonl"
 
 
 class Sample(NamedTuple):
@@ -29,44 +31,51 @@ class Sample(NamedTuple):
     source: str
     temperature: float
     seed: int
+    top: TopReference | None = None
+    """Where the target's best logits lie."""
 
     @property
     def token_ids(self) -> list[int]:
         return self.prompt_ids + self.answer_ids
+
+    def top_logits(self) -> TopLogits | None:
+        """The target's best logits at each answer token, or None where the corpus has none. Raises InvalidCheckpoint."""
+        return None if self.top is None else read_top_logits(self.top, len(self.answer_ids))
 
 
 SAMPLE = TypeAdapter(Sample)
 
 
 def read_corpus(path: Path, tokenizer_fingerprint: str | None = None) -> list[Sample]:
-    """Raises InvalidRequest for a missing or malformed file, InvalidCheckpoint where the tokenizer is another one."""
-    if not path.is_file():
+    """All samples, in the order in which they were written. Raises InvalidRequest for a missing or malformed corpus,
+    InvalidCheckpoint where the tokenizer is another one."""
+    return [sample for file in corpus_files(path) for sample in _read_file(file, tokenizer_fingerprint)]
+
+
+def corpus_files(path: Path) -> list[Path]:
+    """The files of a corpus, which may be a file or a directory of them. Raises InvalidRequest where there are none."""
+    files = sorted(path.glob(SHARDS)) if path.is_dir() else [path] if path.is_file() else []
+    if not files:
         raise InvalidRequest(f"{path}: no such corpus; make one with `d3d data`")
-    lines = read_lines(path)
-    manifest = _manifest(path, next(lines, (1, ""))[1])
-    if tokenizer_fingerprint not in (None, manifest["tokenizer"]):
+    return files
+
+
+def corpus_identity(file: Path) -> dict[str, Any]:
+    """The first line of a corpus file: who wrote it. Raises InvalidRequest where it is none."""
+    return _identity(file, next(read_lines(file), (1, ""))[1])
+
+
+def _read_file(file: Path, tokenizer_fingerprint: str | None) -> Iterator[Sample]:
+    lines = read_lines(file)
+    identity = _identity(file, next(lines, (1, ""))[1])
+    if tokenizer_fingerprint not in (None, identity["tokenizer"]):
         raise InvalidCheckpoint(
-            f"{path} was written with another tokenizer (fingerprint {str(manifest['tokenizer'])[:12]}, the model has "
+            f"{file} was written with another tokenizer (fingerprint {str(identity['tokenizer'])[:12]}, the model has "
             f"{str(tokenizer_fingerprint)[:12]}); write one with this model"
         )
-    return [_sample(path, number, line) for number, line in lines]
-
-
-def open_corpus(path: Path, model: OpenModel) -> set[tuple[tuple[int, ...], float]]:
-    """Start a corpus, or go on with one that the same tokenizer wrote: which (prompt ids, temperature) it holds already."""
-    tokenizer = tokenizer_fingerprint(model.tokenizer)
-    if path.exists() and drop_torn_line(path):
-        return {(tuple(sample.prompt_ids), sample.temperature) for sample in read_corpus(path, tokenizer)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    manifest = {"target": model.source, "target_fingerprint": model.fingerprint, "tokenizer": tokenizer}
-    path.write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-    return set()
-
-
-def append_samples(path: Path, samples: Iterable[Sample]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        for sample in samples:
-            file.write(json.dumps(sample._asdict()) + "\n")
+    for number, line in lines:
+        sample = _sample(file, number, line)
+        yield sample if sample.top is None else sample._replace(top=sample.top.beside(file))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -91,14 +100,14 @@ def drop_torn_line(path: Path) -> int:
     return size
 
 
-def _manifest(path: Path, line: str) -> dict[str, object]:
+def _identity(path: Path, line: str) -> dict[str, Any]:
     try:
-        manifest = json.loads(line)
+        identity = json.loads(line)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{path}, line 1: not JSON ({error}); the first line of a corpus is its manifest") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("tokenizer"), str):
+    if not isinstance(identity, dict) or not isinstance(identity.get("tokenizer"), str):
         raise InvalidRequest(f"{path}, line 1: not a corpus manifest; make a corpus with `d3d data`")
-    return manifest
+    return identity
 
 
 def _sample(path: Path, number: int, line: str) -> Sample:

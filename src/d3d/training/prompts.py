@@ -1,27 +1,27 @@
-"""Training prompts: JSON lines of many shapes become chat prompts in token ids.
+"""Training prompts: conversations out of many kinds of files become chat prompts in token ids, and some of them are drawn.
 
-A line that is no JSON object stops everything, by its number; a row without a usable prompt is left out and counted.
+A row without a usable prompt is left out and counted; a problem of an evaluation set is refused, left out or let pass, as chosen.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from d3d.core.errors import InvalidRequest
 from d3d.models.chat import encode_chat
+from d3d.training.conversations import Conversation, Message, read_conversation
+from d3d.training.evaluation_sets import SETS, EvaluationSets, known_sets
+from d3d.training.formats import apply_format, format_text, is_drawn
+from d3d.training.prompt_rows import PromptRows, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-TEXT_FIELDS = ("prompt", "question", "problem", "instruction", "text")
-"""Fields that hold a user's turn, in the order in which they are looked for, after `messages` and `turns`."""
-
-Messages = list[dict[str, str]]
+OnEvaluationPrompt = Literal["refuse", "skip", "allow"]
 
 
 class Prompt(NamedTuple):
@@ -29,6 +29,11 @@ class Prompt(NamedTuple):
 
     token_ids: list[int]
     source: str
+    where: str = ""
+    """For people: the file and line that it is from."""
+    messages: tuple[Message, ...] = ()
+    later: tuple[str, ...] = ()
+    """What the user says next, turn by turn, when the target has answered."""
 
 
 @dataclass
@@ -46,100 +51,119 @@ class LeftOut:
         return [f"left out {count} rows: {reason} (first: {self.first[reason]})" for reason, count in self.counts.items()]
 
 
+@dataclass(frozen=True)
+class PromptOptions:
+    """Which prompts are taken, and how they are put."""
+
+    limit: int | None = None
+    """Most prompts to take of each source."""
+    suffix: str = ""
+    """Name of a format, or text; see `d3d.training.formats`."""
+    suffix_share: float = 1.0
+    """Share of the prompts that get it."""
+    thinking: bool | None = None
+    seed: int = 0
+    evaluation_prompts: OnEvaluationPrompt = "allow"
+
+
+@dataclass
+class Drawn:
+    """Prompts, and what is worth telling about where they are from."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    sources: list[PromptRows] = field(default_factory=list)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    evaluation: LeftOut = field(default_factory=LeftOut)
+    """Problems of evaluation sets that were met, by set."""
+
+
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, *, suffix: str = "", left_out: LeftOut | None = None) -> list[Prompt]:
-    """One prompt for each JSON line with `messages`, `turns` or one of TEXT_FIELDS.
+    """The prompt of each row of a file; no evaluation set is looked for. Rows without a usable prompt go to `left_out`. Raises
+    InvalidRequest that names the line which is no JSON object."""
+    left_out = left_out or LeftOut()
+    source = read_rows(str(path))
+    return list(_encoded(_conversations(source, left_out), source.name, tokenizer, PromptOptions(suffix=suffix), left_out))
 
-    Of `messages` what the model would be asked, so without the answer that may end them; of `turns` the first. `suffix` goes behind the
-    last user turn. Raises InvalidRequest that names the line which is no JSON object; rows without a usable prompt go to `left_out`.
+
+def draw_prompts(specs: Sequence[str], tokenizer: PreTrainedTokenizerFast, options: PromptOptions, *, exclude: Sequence[str] = ()) -> Drawn:
+    """At most `limit` distinct prompts of each source, drawn by `seed`, none of which a source of `exclude` holds too (answer
+    format, punctuation and white space aside).
+
+    Sources are named as `read_rows` has it. Raises InvalidRequest and MissingExtra as that does, and InvalidRequest that names the
+    first problem of an evaluation set, unless these are skipped or allowed.
     """
-    return [suffixed for _, suffixed in _prompt_pairs(path, tokenizer, suffix, left_out or LeftOut())]
-
-
-def draw_prompts(
-    paths: list[Path],
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    exclude: list[Path],
-    limit: int | None,
-    suffix: str,
-    seed: int,
-    left_out: LeftOut | None = None,
-) -> list[Prompt]:
-    """Prompts of several files without repeats, at most `limit` of each, none of which `exclude` holds too (suffix aside)."""
-    barred = {tuple(bare.token_ids) for path in exclude for bare, _ in _prompt_pairs(path, tokenizer, "", LeftOut())}
+    barred = {conversation.key for spec in exclude for _, conversation in _conversations(read_rows(spec), LeftOut())}
+    drawn = Drawn(sources=[read_rows(spec) for spec in specs])
+    known = known_sets()
     chosen: dict[tuple[int, ...], Prompt] = {}
-    for path in paths:
-        pairs = list(_prompt_pairs(path, tokenizer, suffix, left_out or LeftOut()))
-        new = {tuple(prompt.token_ids): prompt for bare, prompt in pairs if tuple(bare.token_ids) not in barred}
-        allowed = [token_ids for token_ids in new if token_ids not in chosen]
-        random.Random(seed).shuffle(allowed)
-        chosen.update({token_ids: new[token_ids] for token_ids in allowed[:limit]})
-    return list(chosen.values())
+    for source in drawn.sources:
+        wanted = []
+        for where, conversation in _conversations(source, drawn.left_out):
+            if conversation.key in barred:
+                drawn.left_out.add("excluded", where)
+            elif _may_be_used(where, conversation, known, options, drawn):
+                wanted.append((where, conversation))
+        new: dict[tuple[int, ...], Prompt] = {}
+        for prompt in _encoded(wanted, source.name, tokenizer, options, drawn.left_out):
+            token_ids = tuple(prompt.token_ids)
+            if token_ids in new or token_ids in chosen:
+                drawn.left_out.add("the same prompt again", prompt.where)
+            else:
+                new[token_ids] = prompt
+        order = list(new)
+        random.Random(options.seed).shuffle(order)
+        chosen.update({token_ids: new[token_ids] for token_ids in order[: options.limit]})
+    if drawn.evaluation.counts and options.evaluation_prompts == "refuse":
+        raise InvalidRequest(_refusal(drawn.evaluation))
+    drawn.prompts = list(chosen.values())
+    return drawn
 
 
-def _prompt_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, suffix: str, left_out: LeftOut) -> Iterator[tuple[Prompt, Prompt]]:
-    """Each prompt of a file, without the suffix and with it."""
-    for number, row in _rows(path):
+def _may_be_used(where: str, conversation: Conversation, known: EvaluationSets, options: PromptOptions, drawn: Drawn) -> bool:
+    found = next(filter(None, map(known.find, conversation.user_texts)), None)
+    if found is None:
+        return True
+    drawn.evaluation.add(found, where)
+    if options.evaluation_prompts == "skip":
+        drawn.left_out.add(f"a problem of {SETS[found]}, an evaluation set", where)
+    return options.evaluation_prompts == "allow"
+
+
+def _refusal(found: LeftOut) -> str:
+    first = next(iter(found.first))
+    counts = ", ".join(f"{count} of {SETS[name]}" for name, count in found.counts.items())
+    return (
+        f"{found.first[first]}: this is a problem of {SETS[first]}, and evaluation sets are not trained on ({counts} in all); leave "
+        "them out with --skip-evaluation-prompts, or make a corpus to evaluate on with --allow-evaluation-prompts"
+    )
+
+
+def _conversations(source: PromptRows, left_out: LeftOut) -> list[tuple[str, Conversation]]:
+    conversations = []
+    for where, row in source.rows:
         try:
-            messages = _messages(row)
-            bare = Prompt(encode_chat(tokenizer, messages), path.stem)
-            if suffix:
-                messages[-1] = messages[-1] | {"content": messages[-1]["content"] + suffix}
-            yield bare, Prompt(encode_chat(tokenizer, messages), path.stem) if suffix else bare
+            conversations.append((where, read_conversation(row)))
         except InvalidRequest as error:
-            left_out.add(str(error), f"{path}, line {number}")
+            left_out.add(str(error), where)
+    return conversations
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a file with their line numbers. Only a newline ends a line: text may hold other separators."""
-    if not path.is_file():
-        raise InvalidRequest(f"{path}: no such file")
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path}: it can't be read ({error}); save it as UTF-8") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+def _encoded(
+    conversations: list[tuple[str, Conversation]],
+    source: str,
+    tokenizer: PreTrainedTokenizerFast,
+    options: PromptOptions,
+    left_out: LeftOut,
+) -> Iterator[Prompt]:
+    form = format_text(options.suffix)
+    for where, (messages, later) in conversations:
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InvalidRequest(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InvalidRequest(f"{path}, line {number}: a JSON object is expected")
-        yield number, row
-
-
-def _messages(row: dict[str, Any]) -> Messages:
-    """The conversation that a row asks the model to go on with. Raises InvalidRequest for a row without one."""
-    if row.get("messages"):
-        return _asked(row["messages"])
-    turns = row.get("turns")
-    if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
-        return [{"role": "user", "content": turns[0].strip()}]
-    for name in TEXT_FIELDS:
-        if isinstance(row.get(name), str) and row[name].strip():
-            return [{"role": "user", "content": row[name].strip() + _task_input(row)}]
-    raise InvalidRequest(f"no text in messages, turns, {', '.join(TEXT_FIELDS)}")
-
-
-def _asked(messages: Any) -> Messages:
-    """A conversation up to its last user turn."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise InvalidRequest("messages is no list of messages")
-    if any(not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str) for message in messages):
-        raise InvalidRequest("a message whose role or content is no text")
-    asked = [{"role": message["role"], "content": message["content"]} for message in messages]
-    while asked and asked[-1]["role"] != "user":
-        asked.pop()
-    if not asked or not asked[-1]["content"].strip():
-        raise InvalidRequest("messages without a user's turn, or with an empty one at their end")
-    return asked
-
-
-def _task_input(row: dict[str, Any]) -> str:
-    """Self-instruct rows carry the input of their task apart."""
-    instances = row.get("instances")
-    first = instances[0] if isinstance(instances, list) and instances else None
-    given = first.get("input") if isinstance(first, dict) else None
-    return f"\n\n{given.strip()}" if isinstance(given, str) and given.strip() else ""
+            bare = encode_chat(tokenizer, messages, thinking=options.thinking)
+            if options.suffix and is_drawn(bare, options.suffix_share, options.seed):
+                last = messages[-1] | {"content": apply_format(form, messages[-1]["content"])}
+                formatted = [*messages[:-1], last]
+                yield Prompt(encode_chat(tokenizer, formatted, thinking=options.thinking), source, where, tuple(formatted), later)
+            else:
+                yield Prompt(bare, source, where, tuple(messages), later)
+        except InvalidRequest as error:
+            left_out.add(str(error), where)
