@@ -14,7 +14,7 @@ from d3d.models.fingerprint import tokenizer_fingerprint
 from d3d.models.open_model import OpenModel
 from d3d.training.corpus import Sample, read_corpus
 from d3d.training.corpus_writer import CorpusWriter, answer_key, refuse_evaluation_corpus, writer_identity
-from d3d.training.top_logits import TopLogits
+from d3d.training.top_logits import TopLogits, write_part
 from support.tiny_model import open_tiny
 
 SAMPLES = [Sample([1, 2], [3, 4, 5], "gsm8k", 0.0, 7), Sample([6], [7, 8], "chat", 0.8, 2**52)]
@@ -276,3 +276,15 @@ def test_logits_that_are_gone_or_cut_short_are_named(base: OpenModel, tmp_path: 
     (tmp_path / "corpus.jsonl.top" / "part-00000.safetensors").write_bytes(b"x" * 20)
     with pytest.raises(InvalidCheckpoint, match=r"part-00000\.safetensors: the target's logits can't be read"):
         sample.top_logits()
+
+
+def test_logits_that_a_killed_writer_left_without_answers_harm_nobody(base: OpenModel, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    CorpusWriter(path, identity(base, top_logits=4)).append([SAMPLES[0]], [top(3, 0)])
+    write_part(path, [top(9, 1)])  # killed before the answers were written
+    (tmp_path / "corpus.jsonl.top" / "part-00007.partial").write_bytes(b"half")
+    CorpusWriter(path, identity(base, top_logits=4)).append([SAMPLES[1]], [top(2, 2)])
+    found = [sample.top_logits() for sample in read_corpus(path)]
+    for logits, expected in zip(found, (top(3, 0), top(2, 2)), strict=True):
+        assert logits is not None
+        assert torch.equal(logits.ids, expected.ids)
