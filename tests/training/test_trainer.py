@@ -20,10 +20,11 @@ from d3d.models.linear import Linear
 from d3d.models.open_model import OpenModel
 from d3d.models.tiny import tiny_transformer
 from d3d.models.transformer import Transformer
+from d3d.training.config import DrafterSpec, RunConfig, Stage, TrainConfig, read_run_config
 from d3d.training.corpus import Sample
 from d3d.training.evaluate import replay
-from d3d.training.run import DrafterSpec, RunConfig, TrainingRun, read_run_config
-from d3d.training.trainer import Stage, StepStats, TrainConfig, Trainer
+from d3d.training.run import TrainingRun
+from d3d.training.trainer import StepStats, Trainer
 from support.runs import run
 from support.tiny_model import open_tiny
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from d3d.core.errors import D3DError, InvalidCheckpoint
 from d3d.models.config import decoder_config
@@ -56,11 +57,18 @@ class CheckpointConfig(BaseModel):
 
 
 def save_drafter(
-    path: Path, model: DrafterModel, base: OpenModel, *, storage: Storage = "int8", provenance: dict[str, Any] | None = None
+    path: Path,
+    model: DrafterModel,
+    base: OpenModel,
+    *,
+    storage: Storage = "int8",
+    provenance: dict[str, Any] | None = None,
+    tensors: dict[str, Tensor] | None = None,
 ) -> None:
     """Write a checkpoint of a drafter that was made of `base`; an older one at `path` is replaced only when the new one is complete.
 
-    Raises InvalidCheckpoint for a mask token that means something else.
+    `tensors`: what to store, where the model's own `trainable` is shared out among processes. Raises InvalidCheckpoint for a mask
+    token that means something else.
     """
     check_mask_token(model.config, base)
     config = CheckpointConfig(
@@ -79,8 +87,13 @@ def save_drafter(
     base.tokenizer.save_pretrained(work)
     (work / "provenance.json").write_text(json.dumps(provenance or {}, indent=2) + "\n", encoding="utf-8")
     (work / "config.json").write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    save_file(pack(dict(model.trainable()), storage), work / WEIGHTS_FILE)
+    save_file(pack(dict(model.trainable()) if tensors is None else tensors, storage), work / WEIGHTS_FILE)
     (work / WEIGHTS_FILE).chmod((work / "config.json").stat().st_mode)  # safetensors' own is for the owner alone
+    replace_directory(work, path)
+
+
+def replace_directory(work: Path, path: Path) -> None:
+    """Put a finished directory in the place of an older one; `restore_interrupted` mends what a kill in between leaves."""
     old = _set_aside(path)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -94,7 +107,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def restore_interrupted(path: Path) -> None:
-    """Put the older checkpoint back where `save_drafter` was killed between taking it away and putting the new one there."""
+    """Put the older directory back where `replace_directory` was killed between taking it away and putting the new one there."""
     if not path.exists() and _set_aside(path).is_dir():
         _set_aside(path).rename(path)
 

@@ -36,6 +36,12 @@ def fetch_config(source: str) -> Path:
     return _download(source, ["config.json"], lambda directory: (directory / "config.json").is_file())
 
 
+def fetch_tokenizer(source: str) -> Path:
+    """Local directory that holds at least the tokenizer and config.json of a hub model. Raises InvalidCheckpoint."""
+    wanted = [pattern for pattern in WANTED_FILES if "safetensors" not in pattern]
+    return _download(source, wanted, lambda directory: (directory / "config.json").is_file() and any(directory.glob("tokenizer*")))
+
+
 def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]) -> Path:
     match = HUB_ID.match(source)
     if match is None:

@@ -14,7 +14,7 @@ from d3d.core.errors import InvalidCheckpoint
 from d3d.models.converted import converted_directory, is_converted
 from d3d.models.download import fetch
 from d3d.models.gguf_conversion import convert
-from d3d.models.hub import fetch_snapshot, is_hub_id
+from d3d.models.hub import fetch_snapshot, fetch_tokenizer, is_hub_id
 from d3d.models.presets import PRESETS, Preset
 from d3d.models.quiet import first_line, quiet_transformers
 
@@ -46,6 +46,13 @@ def resolve_model(source: str) -> Path:
     raise InvalidCheckpoint(
         f"no model {source!r}: it is no preset ({', '.join(sorted(PRESETS))}), no directory, no .gguf file, and no hub id (org/name)"
     )
+
+
+def resolve_tokenizer(source: str) -> Path:
+    """As `resolve_model`, but the directory need not hold the weights. Raises InvalidCheckpoint."""
+    if source not in PRESETS and is_hub_id(source) and not Path(source).expanduser().exists():
+        return fetch_tokenizer(source)
+    return resolve_model(source)
 
 
 def resolve_drafter(source: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from d3d.core.errors import InvalidCheckpoint
 from d3d.models.config import DecoderConfig
@@ -144,6 +145,8 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding
         _refuse_left_over(config, rest, kept)
         self._cos, self._sin = _rotary_table(config, embedding)
+        self.checkpointing = False
+        """Whether backward computes each layer once more, instead of keeping what forward computed."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -169,8 +172,12 @@ class Transformer(nn.Module):
         where the deltas act. Returns the final norm's output [batch, rows, hidden_size].
         """
         rotary = Rotary(self._cos[positions].to(x.dtype), self._sin[positions].to(x.dtype))
+        again = self.checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotary, mask, store, index, delta_rows)
+            if again:
+                x = checkpoint(layer, x, rotary, mask, store, index, delta_rows, use_reentrant=False)
+            else:
+                x = layer(x, rotary, mask, store, index, delta_rows)
         out: Tensor = self.norm(x)
         return out
 

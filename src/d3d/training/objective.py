@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from d3d.models.drafter import DrafterModel
 from d3d.training.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, slot_pass
+from d3d.training.config import Stage, TrainConfig
 from d3d.training.losses import Scorer, Teacher, head_loss, slot_losses, slot_weights
-
-if TYPE_CHECKING:
-    from d3d.training.trainer import Stage, TrainConfig
 
 
 class AnswerLoss(NamedTuple):
@@ -21,6 +20,26 @@ class AnswerLoss(NamedTuple):
     """Float32 scalar, nats."""
     slots: int
     """Slots that had a token to predict."""
+
+
+class AnswerObjective(nn.Module):
+    """The loss as a module whose `forward` holds the whole pass, so that hooks around it (sharded weights) see all of it."""
+
+    def __init__(self, model: DrafterModel, config: TrainConfig, compute_dtype: torch.dtype | None = None) -> None:
+        """compute_dtype: what full weights, which are float32, are computed in; None leaves that to who casts them."""
+        super().__init__()
+        self.model = model
+        self.config = config
+        self._autocast = compute_dtype if model.config.delta is None and compute_dtype not in (None, torch.float32) else None
+
+    def forward(self, token_ids: Tensor, first: int, anchors: list[int], stage: Stage) -> AnswerLoss:
+        """As `answer_loss`."""
+        with self.computing():
+            return answer_loss(self.model, token_ids, first, anchors, stage, self.config)
+
+    def computing(self) -> torch.autocast | nullcontext[None]:
+        """Around every pass of the model while it is in training."""
+        return nullcontext() if self._autocast is None else torch.autocast(self.model.transformer.device.type, self._autocast)
 
 
 def answer_loss(model: DrafterModel, token_ids: Tensor, first: int, anchors: list[int], stage: Stage, config: TrainConfig) -> AnswerLoss:

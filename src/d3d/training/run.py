@@ -1,122 +1,107 @@
 """A training run in a directory: state to go on from, a log, and the best checkpoint so far.
 
-state.pt    everything that going on needs
-log.jsonl   losses and held-out acceptance, one JSON object a line
-best/       the drafter that measured best on the held-out answers
+state.pt        everything that going on needs (state.parts/ where several processes share the weights out)
+log.jsonl       losses and held-out acceptance, one JSON object a line
+tensorboard/    the same as curves, where they are wanted
+best/           the drafter that measured best on the held-out answers
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from d3d.core.errors import D3DError, InvalidRequest
-from d3d.masks.rules import BlockAttention
+from d3d.core.errors import D3DError, InvalidCheckpoint, InvalidRequest
 from d3d.models.checkpoint import check_mask_token, restore_interrupted, save_drafter
-from d3d.models.drafter import Alignment, DeltaConfig, DrafterConfig, DrafterModel
+from d3d.models.drafter import DrafterModel
+from d3d.models.fingerprint import first_difference
 from d3d.models.from_target import from_target
 from d3d.models.open_model import OpenModel
+from d3d.training.acceptance import Acceptance, total
+from d3d.training.config import RunConfig
 from d3d.training.corpus import Sample, drop_torn_line
-from d3d.training.evaluate import Acceptance, replay
-from d3d.training.trainer import StepStats, TrainConfig, Trainer
+from d3d.training.curves import Curves
+from d3d.training.evaluate import replay
+from d3d.training.parallel import Alone, Parallel, Sharded
+from d3d.training.trainer import StepStats, Trainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 STATE_EVERY_S = 300.0
 """A run that is killed loses at most this much, in seconds."""
 
 
-class DrafterSpec(BaseModel):
-    """What drafter to make of the target."""
+class Author(NamedTuple):
+    """The model that wrote the corpus, where the drafter is made of another one. Its weights are not needed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    block_size: int = Field(16, ge=2, le=256)
-    block_attention: BlockAttention = "causal"
-    alignment: Alignment = "next"
-    mask_token_id: int | None = None
-    kept_layers: tuple[int, ...] | None = None
-    """None keeps all."""
-    delta: DeltaConfig | None = DeltaConfig(rank=64)
-    previous_token_rank: int | None = None
-
-    def resolve(self, num_layers: int) -> DrafterConfig:
-        """Raises InvalidRequest for layers in another order, or none."""
-        fields = self.model_dump() | {"kept_layers": tuple(range(num_layers)) if self.kept_layers is None else self.kept_layers}
-        try:
-            return DrafterConfig.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidRequest(f"drafter: {first_problem(error)}") from error
-
-
-class RunConfig(BaseModel):
-    """A training configuration file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    drafter: DrafterSpec = DrafterSpec()
-    train: TrainConfig = TrainConfig()
-    evaluate_every: int = Field(400, ge=1, description="steps; the last one is measured too")
-    evaluate_draft_length: int = Field(8, ge=1)
-
-    @model_validator(mode="after")
-    def _fits_the_block(self) -> RunConfig:
-        if self.evaluate_draft_length > self.drafter.block_size:
-            raise ValueError(
-                f"evaluate_draft_length ({self.evaluate_draft_length}) is above the drafter's block_size ({self.drafter.block_size})"
-            )
-        return self
-
-
-def read_run_config(path: Path) -> RunConfig:
-    """From YAML. Raises InvalidRequest that names the key."""
-    try:
-        return RunConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidRequest(f"{path} can't be read: {error}") from error
-    except ValidationError as error:
-        raise InvalidRequest(f"{path}: {first_problem(error)}") from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """Key and message of the first thing that is wrong."""
-    first = error.errors()[0]
-    name, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "there is no such key"
-    return f"{name}: {message}" if name else message
+    source: str
+    tokenizer: PreTrainedTokenizerBase
 
 
 class TrainingRun:
     """Starts a run, or goes on with one that was interrupted."""
 
-    def __init__(self, directory: Path, base: OpenModel, config: RunConfig, samples: list[Sample], held_out: list[Sample]) -> None:
-        """Samples whose prompt is held out too are not trained on. Raises InvalidRequest and InvalidCheckpoint as its parts do."""
+    def __init__(
+        self,
+        directory: Path,
+        base: OpenModel,
+        config: RunConfig,
+        samples: list[Sample],
+        held_out: list[Sample],
+        *,
+        author: Author | None = None,
+        parallel: Parallel | None = None,
+    ) -> None:
+        """`base`: the model whose layers the drafter starts from; `author`: who wrote the corpus, None for the base itself.
+
+        Samples whose prompt is held out too are not trained on. Raises InvalidRequest and InvalidCheckpoint as its parts do.
+        """
         measured = {tuple(sample.prompt_ids) for sample in held_out}
         if not any(len(sample.answer_ids) > 1 for sample in held_out):
             raise InvalidRequest("the held-out corpus has no answer of two tokens or more, so nothing can be measured")
-        self.directory, self.base, self.config, self.held_out = directory, base, config, held_out
         drafter = config.drafter.resolve(base.config.num_layers)
         check_mask_token(drafter, base)
+        if author is not None:
+            check_author(author, base, samples + held_out)
+        self.directory, self.config, self.held_out = directory, config, held_out
+        self.source = base.source if author is None else author.source
+        self.parallel: Parallel = parallel or Alone()
         self.model: DrafterModel = from_target(base.transformer, drafter, seed=config.train.seed)
+        self.base = base if drafter.delta else dataclasses.replace(base, transformer=self.model.transformer)  # frees the base's weights
         training = [sample for sample in samples if tuple(sample.prompt_ids) not in measured]
-        self.trainer = Trainer(self.model, training, config.train)
+        self.trainer = Trainer(self.model, training, config.train, self.parallel, {"base": base.fingerprint})
         self.left_out = dict(self.trainer.left_out)
         """How many samples are not trained on, for each reason."""
         if len(training) < len(samples):
             self.left_out["their prompt is held out"] = len(samples) - len(training)
-        self.best = 0.0
         self.acceptance: Acceptance | None = None
-        self._state = directory / "state.pt"
-        directory.mkdir(parents=True, exist_ok=True)
+        self._state = directory / self.parallel.state_name
+        self._curves = Curves(directory / "tensorboard") if config.tensorboard and self.parallel.rank == 0 else None
+        self._open()
+        self.best = 0.0
         if self._state.exists():
             self.trainer.load(self._state)
             self.best = _measured(directory / "best")
+
+    def _open(self) -> None:
+        """Raises InvalidRequest where the directory holds a state that these processes can't read."""
+        if self.parallel.rank == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            restore_interrupted(self._state)
+            restore_interrupted(self.directory / "best")
+        self.parallel.any(False)  # the others wait
+        for kind in (Alone, Sharded):
+            if kind.state_name != self.parallel.state_name and (self.directory / kind.state_name).exists():
+                raise InvalidRequest(
+                    f"{self.directory} holds {kind.state_name}, which a run with weights {'shared out' if kind is Sharded else 'whole'} in "
+                    f"each process has written; go on as it was started (torchrun, train.distributed), or choose another directory"
+                )
 
     def run(self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False) -> None:
         """Train, evaluate and save until the end or `stop`. What else interrupts it costs the steps since the last save: it may
@@ -126,13 +111,14 @@ class TrainingRun:
         def after(stats: StepStats) -> None:
             nonlocal saved
             on_step(stats)
+            if self._curves is not None:
+                self._curves.step(stats, self.config.train.learning_rate_at(stats.step - 1))
             if stats.step % self.config.evaluate_every == 0 or stats.step == self.config.train.steps:
                 self.evaluate(stats)
-            elif time.monotonic() - saved > STATE_EVERY_S:
+                saved = time.monotonic()
+            elif self.parallel.any(time.monotonic() - saved > STATE_EVERY_S):
                 self.trainer.save(self._state)
-            else:
-                return
-            saved = time.monotonic()
+                saved = time.monotonic()
 
         try:
             self.trainer.run(after, stop=stop)
@@ -143,8 +129,7 @@ class TrainingRun:
 
     def evaluate(self, stats: StepStats) -> None:
         """Measure, log, and keep the checkpoint if it is the best so far."""
-        self.model.eval()
-        self.acceptance = replay(self.model, self.held_out, self.config.evaluate_draft_length)
+        self.acceptance = self._measure()
         length = self.acceptance.acceptance_length
         row = {
             "step": stats.step,
@@ -154,19 +139,39 @@ class TrainingRun:
             "acceptance_length": length,
             "acceptance_at": self.acceptance.acceptance_at,
         }
+        if self.config.bonus_recall:
+            row["bonus_recall"] = {str(top): recall for top, recall in self.acceptance.bonus_recall.items()}
         if length > self.best:
             self.best = length
-            save_drafter(self.directory / "best", self.model, self.base, provenance=self._provenance(row))
+            tensors = {name: self.parallel.whole(parameter.detach()) for name, parameter in self.model.trainable().items()}
+            if self.parallel.rank == 0:
+                save_drafter(self.directory / "best", self.model, self.base, provenance=self._provenance(row), tensors=tensors)
         self.trainer.save(self._state)
+        if self.parallel.rank == 0:
+            self._log(row)
+
+    def _measure(self) -> Acceptance:
+        self.model.eval()
+        lockstep = self.parallel.shards_weights  # then every pass needs every process
+        samples = self.held_out if lockstep else self.parallel.share(self.held_out)
+        length = self.config.evaluate_draft_length
+        with self.parallel.whole_weights(self.trainer.objective), self.trainer.objective.computing():
+            mine = replay(self.model, samples, length, recall=self.config.bonus_recall)
+        return mine if lockstep else total(length, self.parallel.gather(mine))
+
+    def _log(self, row: dict[str, Any]) -> None:
         log = self.directory / "log.jsonl"
         if log.exists():
             drop_torn_line(log)
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+        if self._curves is not None:
+            self._curves.measured(row)
 
     def _provenance(self, row: dict[str, Any]) -> dict[str, Any]:
         return {
-            "target": self.base.source,
+            "target": self.source,
+            "base": self.base.source,
             "answers": len(self.trainer.samples),
             "sources": dict(sorted(Counter(sample.source for sample in self.trainer.samples).items())),
             "config": self.config.model_dump(mode="json"),
@@ -175,8 +180,19 @@ class TrainingRun:
         }
 
 
+def check_author(author: Author, base: OpenModel, samples: list[Sample]) -> None:
+    """Raises InvalidCheckpoint where a drafter made of `base` would read the author's token ids as something else."""
+    difference = first_difference(base.tokenizer, author.tokenizer)
+    if difference is not None:
+        raise InvalidCheckpoint(f"drafter.base: {base.source} can't be made a drafter of {author.source}: {difference}")
+    largest = max((max(sample.token_ids) for sample in samples if sample.token_ids), default=0)
+    if largest >= base.config.vocab_size:
+        raise InvalidCheckpoint(
+            f"drafter.base: the corpus holds token id {largest}, {base.source} has embeddings for ids below {base.config.vocab_size}"
+        )
+
+
 def _measured(checkpoint: Path) -> float:
     """Acceptance length of the best checkpoint so far, 0 where there is none: from the checkpoint itself, so that the two agree."""
-    restore_interrupted(checkpoint)
     file = checkpoint / "provenance.json"
     return float(json.loads(file.read_text(encoding="utf-8"))["measured"]["acceptance_length"]) if file.is_file() else 0.0

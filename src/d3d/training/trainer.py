@@ -1,88 +1,36 @@
 """The trainer: one answer a pass, many blocks an answer, a few answers a step.
 
-It knows a drafter, samples and a schedule. Everything that a later run needs to go on is in one state file, written whole.
+It knows a drafter, samples and a schedule. Everything that a later run needs to go on is in one state, written whole.
 """
 
 from __future__ import annotations
 
 import math
-import pickle
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from d3d.core.errors import InvalidRequest
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel
+from d3d.training.config import Stage, TrainConfig
 from d3d.training.corpus import Sample
-from d3d.training.losses import Weighting
-from d3d.training.objective import AnswerLoss, answer_loss
+from d3d.training.objective import AnswerLoss, AnswerObjective
+from d3d.training.parallel import Alone, Parallel
+from d3d.training.state import Progress
 
 MIN_ANSWER = 3
 """An anchor, its next token, and one that a slot predicts."""
 
 
-class Stage(BaseModel):
-    """Blocks of one size for a share of the steps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    share: float = Field(gt=0.0, le=1.0)
-    block_size: int = Field(ge=2)
-    anchors: int = Field(ge=1, description="blocks hung in each answer, at random places")
-    decay: float = Field(4.0, gt=0.0, description="slots over which the loss falls by e, where `weighting` is decay")
-
-
-class TrainConfig(BaseModel):
-    """How a drafter is trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int = Field(2000, ge=1)
-    answers_per_step: int = Field(2, ge=1)
-    learning_rate: float = Field(1e-3, gt=0.0)
-    warmup: int = Field(50, ge=0)
-    ar_weight: float = Field(0.3, ge=0.0, description="weight of the clean rows' next-token loss, where they learn at all")
-    weighting: Weighting = "decay"
-    distillation: float = Field(0.0, ge=0.0, le=1.0, description="share of the target's own distribution in the label")
-    max_length: int = Field(512, ge=8, description="longer texts are cut")
-    clip: float = Field(1.0, gt=0.0)
-    seed: int = 0
-    stages: tuple[Stage, ...] = Field(
-        (Stage(share=0.6, block_size=6, anchors=120, decay=4.0), Stage(share=0.4, block_size=16, anchors=40, decay=5.0)), min_length=1
-    )
-
-    @model_validator(mode="after")
-    def _shares_are_whole(self) -> TrainConfig:
-        if abs(sum(stage.share for stage in self.stages) - 1) > 1e-6:
-            raise ValueError(f"the shares of the stages must sum to 1, not {sum(stage.share for stage in self.stages):g}")
-        return self
-
-    def stage(self, step: int) -> Stage:
-        """The stage that `step` (from 0) belongs to."""
-        end = 0.0
-        for stage in self.stages:
-            end += stage.share * self.steps
-            if step < end:
-                return stage
-        return self.stages[-1]
-
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to a twentieth."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
-
-
 class StepStats(NamedTuple):
-    """One optimizer step."""
+    """One optimizer step, of all processes together."""
 
     step: int
     loss: float
@@ -93,17 +41,30 @@ class StepStats(NamedTuple):
 class Trainer:
     """Trains `model` on `samples`; `run` may be interrupted and goes on from the last `save`."""
 
-    def __init__(self, model: DrafterModel, samples: list[Sample], config: TrainConfig) -> None:
-        """Raises InvalidRequest where no sample can be used, or a stage wants longer blocks than the drafter has."""
+    def __init__(
+        self,
+        model: DrafterModel,
+        samples: list[Sample],
+        config: TrainConfig,
+        parallel: Parallel | None = None,
+        identity: Mapping[str, str] | None = None,
+    ) -> None:
+        """`parallel`: the processes that share the work, by default this one alone; `identity`: what else a run that is gone on with
+        must have in common with this one. What is computed is computed in the model's dtype.
+
+        Raises InvalidRequest where no sample can be used, or the configuration asks for what the drafter or the processes can't do.
+        """
         self.model, self.config = model, config
+        self.parallel: Parallel = parallel or Alone()
         self.samples, self.left_out = usable(samples, config.max_length)
-        largest = max(stage.block_size for stage in config.stages)
-        if largest > model.config.block_size:
-            raise InvalidRequest(f"train.stages: a block_size of {largest} is above the drafter's own, {model.config.block_size}")
-        if config.distillation > 0 and not model.config.clean_rows_are_base:
-            raise InvalidRequest("train.distillation needs clean rows that are the target's own: deltas with scope slots")
+        self._check()
+        self._extra_identity = dict(identity or {})
+        compute_dtype = model.transformer.dtype
         for parameter in model.trainable().values():
             parameter.data = parameter.data.float()
+        model.transformer.checkpointing = config.activation_checkpointing
+        self.objective = AnswerObjective(model, config, None if self.parallel.shards_weights else compute_dtype)
+        self.parallel.prepare(self.objective, compute_dtype)
         self.optimizer = torch.optim.AdamW(
             model.trainable().values(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
@@ -111,87 +72,113 @@ class Trainer:
         self.slots_seen = 0
         self.seconds = 0.0
 
+    def _check(self) -> None:
+        config, drafter = self.config, self.model.config
+        largest = max(stage.block_size for stage in config.stages)
+        if largest > drafter.block_size:
+            raise InvalidRequest(f"train.stages: a block_size of {largest} is above the drafter's own, {drafter.block_size}")
+        if config.distillation > 0 and not drafter.clean_rows_are_base:
+            raise InvalidRequest("train.distillation needs clean rows that are the target's own: deltas with scope slots")
+        if config.answers_per_step % self.parallel.size:
+            raise InvalidRequest(
+                f"train.answers_per_step ({config.answers_per_step}) can't be shared evenly by {self.parallel.size} processes"
+            )
+
     def run(self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False) -> None:
         """Train to the end, or until `stop`. Raises InvalidRequest that names step and sample where a loss or a gradient is not
         finite; the weights are then those of the step before."""
-        while self.step < self.config.steps and not stop():
+        while self.step < self.config.steps and not self.parallel.any(stop()):
             on_step(self._one_step())
 
     def _one_step(self) -> StepStats:
         started = time.perf_counter()
-        rng = random.Random(f"{self.config.seed}/{self.step}")
         stage = self.config.stage(self.step)
         total, slots = 0.0, 0
         self.optimizer.zero_grad(set_to_none=False)
-        drawn = self._draw()
-        for index in drawn:
-            loss, count = self._loss(self.samples[index], stage, rng)
+        mine = self.parallel.share(self._draw(stage))
+        for index, anchors in mine:
+            loss, count = self._loss(self.samples[index], stage, anchors)
             self._check_finite("loss", loss, [index])
-            (loss / self.config.answers_per_step).backward()
-            total, slots = total + loss.item() / self.config.answers_per_step, slots + count
-        norm = torch.nn.utils.clip_grad_norm_(self.model.trainable().values(), self.config.clip)
-        self._check_finite("gradient", norm, drawn)
+            (loss / len(mine)).backward()
+            total, slots = total + loss.item() / len(mine), slots + count
+        parameters = list(self.model.trainable().values())
+        self.parallel.average_gradients(parameters)
+        norm = self.parallel.whole(torch.nn.utils.clip_grad_norm_(parameters, self.config.clip))
+        self._check_finite("gradient", norm, [index for index, _ in mine])
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate_at(self.step)
         self.optimizer.step()
+        total, all_slots = self.parallel.sums(total / self.parallel.size, slots)
         self.step += 1
-        self.slots_seen += slots
+        self.slots_seen += round(all_slots)
         seconds = time.perf_counter() - started
         self.seconds += seconds
-        return StepStats(self.step, total, slots, seconds)
+        return StepStats(self.step, total, round(all_slots), seconds)
 
     def _check_finite(self, what: str, value: Tensor, indices: list[int]) -> None:
-        if not math.isfinite(value.item()):
-            names = ", ".join(f"{index} ({self.samples[index].source})" for index in indices)
-            raise InvalidRequest(f"the {what} is not finite in step {self.step}, sample {names} of the corpus; lower the learning rate")
+        """All processes come to the same verdict, so none waits for one that has given up."""
+        finite = math.isfinite(value.item())
+        if not self.parallel.any(not finite):
+            return
+        odd = [index for part in self.parallel.gather([] if finite else indices) for index in part]
+        names = ", ".join(f"{index} ({self.samples[index].source})" for index in sorted(set(odd)))
+        raise InvalidRequest(f"the {what} is not finite in step {self.step}, sample {names} of the corpus; lower the learning rate")
 
-    def _draw(self) -> list[int]:
-        """Samples of this step: each epoch is a fresh shuffle."""
+    def _draw(self, stage: Stage) -> list[tuple[int, list[int]]]:
+        """Samples of this step with their anchors, the same in every process: each epoch is a fresh shuffle."""
         per_step, size = self.config.answers_per_step, len(self.samples)
-        chosen = []
+        rng = random.Random(f"{self.config.seed}/{self.step}")
+        drawn = []
         for number in range(self.step * per_step, (self.step + 1) * per_step):
             order = list(range(size))
             random.Random(f"{self.config.seed}/epoch/{number // size}").shuffle(order)
-            chosen.append(order[number % size])
-        return chosen
+            index = order[number % size]
+            drawn.append((index, draw_anchors(self.samples[index], stage, self.config.max_length, rng)))
+        return drawn
 
-    def _loss(self, sample: Sample, stage: Stage, rng: random.Random) -> AnswerLoss:
+    def _loss(self, sample: Sample, stage: Stage, anchors: list[int]) -> AnswerLoss:
         token_ids = torch.tensor(sample.token_ids[: self.config.max_length], device=self.model.transformer.device)
-        first = len(sample.prompt_ids)
-        places = range(first, len(token_ids) - MIN_ANSWER + 1)
-        anchors = sorted(rng.sample(places, min(stage.anchors, len(places))))
-        return answer_loss(self.model, token_ids, first, anchors, stage, self.config)
+        loss: AnswerLoss = self.objective(token_ids, len(sample.prompt_ids), anchors, stage)
+        return loss
 
     def save(self, path: Path) -> None:
         """Write everything that going on needs, whole or not at all."""
-        state = {
-            "model": {name: parameter.detach() for name, parameter in self.model.trainable().items()},
-            "optimizer": self.optimizer.state_dict(),
-            "progress": (self.step, self.slots_seen, self.seconds),
-            **self._identity(),
-        }
-        partial = path.with_name(path.name + ".partial")
-        torch.save(state, partial)
-        partial.replace(path)
+        progress = Progress(self.step, self.slots_seen, self.seconds, self._identity())
+        self.parallel.save(path, self.objective, self.optimizer, progress)
 
     def load(self, path: Path) -> None:
-        """Go on from `save`. Raises InvalidRequest where the file is damaged, or the drafter or the configuration is another."""
-        try:
-            state = torch.load(path, map_location=self.model.transformer.device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise InvalidRequest(f"{path} is damaged ({error}); remove it to start again") from error
+        """Go on from `save`. Raises InvalidRequest where the state is damaged, or the drafter or the configuration is another."""
+        found = self.parallel.read_progress(path)
         for name, value in self._identity().items():
-            if state.get(name) != value:
-                raise InvalidRequest(f"{path} belongs to a run with another {name} configuration; choose another output directory")
-        with torch.no_grad():
-            for name, parameter in self.model.trainable().items():
-                parameter.copy_(state["model"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.slots_seen, self.seconds = state["progress"]
+            if not _same(name, found.identity.get(name), value):
+                raise InvalidRequest(f"{path} belongs to a run with another {name}; choose another output directory")
+        self.parallel.load(path, self.objective, self.optimizer)
+        self.step, self.slots_seen, self.seconds = found.step, found.slots_seen, found.seconds
 
     def _identity(self) -> dict[str, str]:
         """What a run must have in common with the state that it goes on from."""
-        return {"training": self.config.model_dump_json(), "drafter": self.model.config.model_dump_json()}
+        return {
+            "training configuration": self.config.model_dump_json(),
+            "drafter configuration": self.model.config.model_dump_json(),
+            **self._extra_identity,
+        }
+
+
+def _same(name: str, found: str | None, wanted: str) -> bool:
+    """Whether two identities agree; an older configuration lacks keys that have come since, and then means their defaults."""
+    kinds: dict[str, type[BaseModel]] = {"training configuration": TrainConfig, "drafter configuration": DrafterConfig}
+    if name not in kinds:
+        return found in (None, wanted)
+    try:
+        return found is not None and kinds[name].model_validate_json(found) == kinds[name].model_validate_json(wanted)
+    except ValidationError:
+        return False
+
+
+def draw_anchors(sample: Sample, stage: Stage, max_length: int, rng: random.Random) -> list[int]:
+    """Positions of a stage's anchors in a sample's answer, ascending; all there are where it has no more."""
+    places = range(len(sample.prompt_ids), min(len(sample.token_ids), max_length) - MIN_ANSWER + 1)
+    return sorted(rng.sample(places, min(stage.anchors, len(places))))
 
 
 def usable(samples: list[Sample], max_length: int) -> tuple[list[Sample], dict[str, int]]:

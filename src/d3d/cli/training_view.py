@@ -1,0 +1,86 @@
+"""What `d3d train` shows while it runs: a live view on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from d3d.cli.console import Log, stderr
+
+if TYPE_CHECKING:
+    from d3d.training.run import TrainingRun
+    from d3d.training.trainer import StepStats
+
+RECENT = 0.95
+"""Share of the mean loss that is kept at each step."""
+
+
+class View(Protocol):
+    """Shows how training goes."""
+
+    def show(self, stats: StepStats) -> None: ...
+
+
+@dataclass
+class LogView:
+    """Lines in a log."""
+
+    run: TrainingRun
+    log: Log
+
+    def show(self, stats: StepStats) -> None:
+        text = f"loss {stats.loss:.3f}  {stats.slots / stats.seconds:.0f} slots/s  best acceptance length {self.run.best:.3f}"
+        self.log.show(stats.step, text)
+
+
+@dataclass
+class LiveView:
+    """A bar and a table, drawn over and over."""
+
+    run: TrainingRun
+    live: Live
+    progress: Progress
+    _mean_loss: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._task = self.progress.add_task("", total=self.run.config.train.steps)
+
+    def show(self, stats: StepStats) -> None:
+        self._mean_loss = stats.loss if self._mean_loss is None else RECENT * self._mean_loss + (1 - RECENT) * stats.loss
+        self.progress.update(self._task, completed=stats.step)
+        self.live.update(Group(self.progress, self._table(stats, self._mean_loss)))
+
+    def _table(self, stats: StepStats, mean_loss: float) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_row("loss", f"{mean_loss:.3f}, last {stats.loss:.3f}")
+        table.add_row("speed", f"{stats.slots / stats.seconds:.0f} slots/s")
+        acceptance = self.run.acceptance
+        if acceptance is None:
+            table.add_row("held out", f"first measured at step {self.run.config.evaluate_every}")
+            return table
+        table.add_row("acceptance length", f"{acceptance.acceptance_length:.3f}, best {self.run.best:.3f}")
+        table.add_row("acceptance at 1, 2, ...", "  ".join(f"{share:.2f}" for share in acceptance.acceptance_at))
+        if self.run.config.bonus_recall:
+            for top, recall in acceptance.bonus_recall.items():
+                shares = "  ".join("-" if share is None else f"{share:.2f}" for share in recall)
+                table.add_row(f"bonus in top {top} behind 0, 1, ...", shares)
+        return table
+
+
+@contextmanager
+def training_view(run: TrainingRun) -> Iterator[View]:
+    """Live where standard error is a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield LogView(run, Log(run.config.train.steps))
+        return
+    progress = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    with Live(progress, console=console, refresh_per_second=4) as live:
+        yield LiveView(run, live, progress)
