@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,13 @@ def finish(processes: list[subprocess.Popen[str]], timeout: float = 120) -> list
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def trained(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory in which two processes have trained every kind, four steps as two and two more."""
     directory = tmp_path_factory.mktemp("parallel")
     processes = start("train", tiny_target, directory)
     output = finish(processes)
     assert [process.returncode for process in processes] == [0, 0], output
-    yield directory
+    return directory
 
 
 @pytest.mark.parametrize("kind", worker.KINDS)

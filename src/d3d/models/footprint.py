@@ -41,7 +41,7 @@ def footprint(source: str) -> Footprint:
 
     Raises InvalidCheckpoint, also for a preset that has not been fetched yet.
     """
-    config = _config(source)
+    config = model_config(source)
     try:
         with torch.device("meta"), quiet_transformers():
             model = AutoModelForCausalLM.from_config(config)
@@ -55,7 +55,8 @@ def footprint(source: str) -> Footprint:
         raise InvalidCheckpoint(f"{source} is not a causal language model that can be sized: {first_line(error)}") from error
 
 
-def _config(source: str) -> Any:
+def model_config(source: str) -> Any:
+    """The `transformers` config of the model that `source` names; weights are neither fetched nor read. Raises InvalidCheckpoint."""
     path = Path(source).expanduser()
     if source in PRESETS:
         target = PRESETS[source].target
@@ -72,3 +73,10 @@ def _config(source: str) -> Any:
     if is_hub_id(source) and not path.exists():
         return load_config(fetch_config(source))
     return load_config(resolve_model(source))
+
+
+def is_here(source: str) -> bool:
+    """Whether a model's files are on this machine, so that opening it fetches and converts nothing."""
+    if source in PRESETS:
+        return is_converted(converted_directory(PRESETS[source].target.stem, PRESETS[source].target.sha256), PRESETS[source].target.sha256)
+    return Path(source).expanduser().is_dir()

@@ -86,7 +86,8 @@ class ModelSpec(BaseModel):
     source: str
     """Preset, directory, GGUF file or hub id."""
     config: Path | None = None
-    """A `transformers` config.json beside the configuration file: `--dry-run` reads it where the model itself is not here."""
+    """A `transformers` config.json, or the directory that holds it, relative to the configuration file: `--dry-run` reads it where the
+    model itself is not here."""
 
     @model_validator(mode="before")
     @classmethod
