@@ -106,6 +106,25 @@ def test_distillation_from_a_base_that_is_not_the_target_is_refused(
     assert train(target, corpora, tmp_path / "run", settings).is_refusal("distillation", "a drafter with another base has none")
 
 
+@pytest.mark.parametrize("weights", ["delta: null", "delta: {rank: 4}"], ids=["full weights", "deltas"])
+def test_logits_that_the_target_recorded_teach_a_sibling(
+    weights: str, tiny_target: Path, target: Path, corpora: tuple[Path, Path], tmp_path: Path
+) -> None:
+    prompts, corpus = tmp_path / "prompts.jsonl", tmp_path / "corpus.jsonl"
+    prompts.write_text('{"prompt": "how much is two?"}\n{"prompt": "the cat sat"}\n')
+    data = ("data", corpus, "--prompts", prompts, "--target", target, "--dtype", "float32", "--max-tokens", 16, "--top-logits", 5)
+    assert d3d(*data).code == 0
+    losses = []
+    for share in (0.0, 0.5):
+        settings = config(tmp_path, f"base: {tiny_target}", f"distillation: {share}, teacher: recorded")
+        settings.write_text(settings.read_text().replace("delta: {rank: 4}", weights, 1))
+        outcome = train(target, (corpus, corpora[1]), tmp_path / f"run{share}", settings)
+        assert outcome.code == 0, outcome.err
+        losses.append([json.loads(line)["loss"] for line in (tmp_path / f"run{share}" / "log.jsonl").read_text().splitlines()])
+    assert losses[0] != losses[1]
+    assert train(target, corpora, tmp_path / "other", settings).is_refusal("holds no logits of its target", "--top-logits")
+
+
 def test_a_run_is_not_gone_on_with_from_another_base(target: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
     outcomes = []
     for seed in (1, 2):

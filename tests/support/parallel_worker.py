@@ -43,7 +43,9 @@ def run_config(kind: str) -> RunConfig:
         distributed="fsdp" if "shared" in kind else "auto",
         activation_checkpointing="twice" in kind,
     )
-    return RunConfig(drafter=DrafterSpec(block_size=BLOCK, **KINDS[kind]), train=train, evaluate_every=2, evaluate_draft_length=BLOCK)
+    return RunConfig(
+        drafter=DrafterSpec(block_size=BLOCK, **KINDS[kind]), train=train, evaluate_every=2, evaluate_draft_length=BLOCK, measure_start=True
+    )
 
 
 def texts(base: OpenModel) -> list[Sample]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from d3d.training.losses import Scorer, Teacher, head_loss, slot_losses, slot_weights
+from d3d.training.losses import Recorded, Scorer, Teacher, head_loss, slot_losses, slot_weights
 
 
 @pytest.mark.parametrize("rows", [1, 5, 128, 300])
@@ -124,3 +124,21 @@ def test_first_failure_stops_behind_the_first_wrong_slot() -> None:
     hits = torch.tensor([[True, False, True], [False, True, True]])
     weights = slot_weights("first_failure", 2.0, LOSSES, hits, INSIDE)
     assert weights.tolist() == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("trained_head", [False, True], ids=["frozen head", "trained head"])
+def test_a_recorded_distribution_teaches_as_the_teacher_itself_does(trained_head: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    hidden, teacher = (torch.randn(200, 8, generator=generator) for _ in range(2))
+    head = torch.randn(12, 8, generator=generator)
+    targets, weights = torch.randint(0, 12, (200,), generator=generator), torch.rand(200, generator=generator)
+    probabilities, ids = (teacher @ head.T).softmax(-1).sort(-1, descending=True)
+    losses, gradients = [], []
+    for trained, one in ((False, Teacher(teacher, 0.3)), (trained_head, Recorded(ids, probabilities, 0.3))):
+        given = hidden.clone().requires_grad_()
+        loss = head_loss(given, Scorer(head.clone().requires_grad_(trained)), targets, weights, one)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(given.grad)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-4)

@@ -147,6 +147,33 @@ def test_shares_that_do_not_sum_to_one_are_refused(shares: tuple[float, ...]) ->
         config(stages=tuple(Stage(share=share, block_size=2, anchors=1, decay=1.0) for share in shares))
 
 
+def test_other_schedules_fall_to_the_floor_or_not_at_all() -> None:
+    linear = config(steps=100, warmup=0, learning_rate=1.0, schedule="linear", floor=0.2)
+    assert [linear.learning_rate_at(step) for step in (0, 50, 100)] == pytest.approx([1.0, 0.6, 0.2])
+    constant = config(steps=100, warmup=2, learning_rate=1.0, schedule="constant")
+    assert {constant.learning_rate_at(step) for step in range(2, 100)} == {1.0}
+
+
+@pytest.mark.parametrize("scope", ["slots", "all", None])
+def test_computing_layers_twice_gives_the_same_training(scope: str | None, target: Transformer, samples: list[Sample]) -> None:
+    once = Trainer(make(target, scope=scope), samples, config(steps=3))
+    twice = Trainer(make(target, scope=scope), samples, config(steps=3, activation_checkpointing=True))
+    calls = [0, 0]
+
+    def count(place: int) -> Any:
+        def hook(*_: object) -> None:
+            calls[place] += torch.is_grad_enabled()
+
+        return hook
+
+    for place, trainer in enumerate((once, twice)):
+        trainer.model.transformer.layers[0].mlp_norm.register_forward_hook(count(place))  # type: ignore[operator, union-attr]
+    assert train(once) == pytest.approx(train(twice), rel=1e-6)
+    assert calls[1] == 2 * calls[0]
+    for name, parameter in once.model.trainable().items():
+        torch.testing.assert_close(twice.model.trainable()[name], parameter, atol=1e-6, rtol=0)
+
+
 def test_the_learning_rate_warms_up_and_falls_to_a_twentieth() -> None:
     plan = config(steps=100, warmup=10, learning_rate=1.0)
     rates = [plan.learning_rate_at(step) for step in range(100)]
@@ -293,6 +320,29 @@ def test_a_run_keeps_the_best_and_its_measure(base: OpenModel, texts: list[Sampl
     assert provenance["sources"] == {"test": 4}
     assert read_config(tmp_path / "best").drafter.block_size == BLOCK
     load_drafter(tmp_path / "best", base)
+
+
+def test_the_untrained_start_is_measured_where_that_is_wanted(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:
+    training = TrainingRun(tmp_path, base, run_config(measure_start=True), texts[:4], texts[4:])
+    training.run(lambda _: None, stop=lambda: training.trainer.step >= 1)
+    TrainingRun(tmp_path, base, run_config(measure_start=True), texts[:4], texts[4:]).run(lambda _: None)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 2, 4, 6]
+    assert rows[0]["loss"] is None
+    assert rows[0]["acceptance_length"] >= 1
+
+
+def test_a_run_of_an_older_version_that_knew_fewer_keys_is_gone_on_with(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:
+    first = TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:])
+    first.run(lambda _: None, stop=lambda: first.trainer.step >= 3)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    older = json.loads(state["training"])
+    for key in ("schedule", "floor", "precision", "activation_checkpointing", "distributed", "teacher"):
+        del older[key]
+    state["training"] = json.dumps(older)
+    del state["base"]
+    torch.save(state, tmp_path / "state.pt")
+    assert TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:]).trainer.step == 3
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_end(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:

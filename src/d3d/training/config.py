@@ -16,6 +16,7 @@ from d3d.training.losses import Weighting
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["cosine", "linear", "constant"]
+TeacherName = Literal["clean_rows", "recorded"]
 Distribution = Literal["auto", "ddp", "fsdp"]
 
 
@@ -44,6 +45,7 @@ class TrainConfig(BaseModel):
     ar_weight: float = Field(0.3, ge=0.0, description="weight of the clean rows' next-token loss, where they learn at all")
     weighting: Weighting = "decay"
     distillation: float = Field(0.0, ge=0.0, le=1.0, description="share of the target's own distribution in the label")
+    teacher: TeacherName = Field("clean_rows", description="where that distribution comes from: the same pass, or the corpus")
     max_length: int = Field(512, ge=8, description="longer texts are cut")
     clip: float = Field(1.0, gt=0.0)
     precision: Precision = Field("auto", description="what is computed in; weights that are trained are float32 in any case")
@@ -132,6 +134,7 @@ class RunConfig(BaseModel):
     train: TrainConfig = TrainConfig()
     evaluate_every: int = Field(400, ge=1, description="steps; the last one is measured too")
     evaluate_draft_length: int = Field(8, ge=1)
+    measure_start: bool = Field(False, description="measure the untrained drafter, too, as step 0")
     bonus_recall: bool = Field(False, description="measure how often the bonus token was guessed, too; a third more work")
     tensorboard: bool = Field(False, description="write curves for TensorBoard beside the log")
 
@@ -141,8 +144,11 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"evaluate_draft_length ({self.evaluate_draft_length}) is above the drafter's block_size ({self.drafter.block_size})"
             )
-        if self.drafter.base is not None and self.train.distillation > 0:
-            raise ValueError("train.distillation takes its labels from clean rows of the target; a drafter with another base has none")
+        if self.drafter.base is not None and self.train.distillation > 0 and self.train.teacher == "clean_rows":
+            raise ValueError(
+                "train.distillation takes its labels from clean rows of the target, and a drafter with another base has none; use "
+                "teacher: recorded, with a corpus made by `d3d data --top-logits`"
+            )
         return self
 
 

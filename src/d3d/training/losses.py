@@ -70,18 +70,41 @@ class Teacher(NamedTuple):
     share: float
     """Of the label; the rest is the token itself."""
 
+    def soft(self, rows: slice, head: Tensor) -> Tensor:
+        """[rows, vocab_size], summing to 1."""
+        return (self.hidden[rows] @ head.T).softmax(-1)
 
-def head_loss(hidden: Tensor, scorer: Scorer, targets: Tensor, weights: Tensor, teacher: Teacher | None = None) -> Tensor:
+
+class Recorded(NamedTuple):
+    """The same, of the target's best tokens alone, as `d3d data --top-logits` has recorded it."""
+
+    ids: Tensor
+    """int64 [n, k]."""
+    probabilities: Tensor
+    """float32 [n, k], each row summing to 1."""
+    share: float
+
+    def soft(self, rows: slice, head: Tensor) -> Tensor:
+        out = torch.zeros(len(self.ids[rows]), len(head), dtype=head.dtype, device=head.device)
+        return out.scatter_(1, self.ids[rows], self.probabilities[rows].to(head.dtype))
+
+
+def head_loss(hidden: Tensor, scorer: Scorer, targets: Tensor, weights: Tensor, teacher: Teacher | Recorded | None = None) -> Tensor:
     """Weighted mean cross entropy (nats), a float32 scalar.
 
     hidden [n, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are made, used and dropped a few
-    rows at a time: the whole of them would be the largest tensor of a step. A teacher needs a frozen head, its own.
+    rows at a time: the whole of them would be the largest tensor of a step. A `Teacher` needs a frozen head, its own.
     """
     weights = weights / weights.sum().clamp(min=1e-9)
     if scorer.head.requires_grad:
-        if teacher is not None:
+        if isinstance(teacher, Teacher):
             raise ValueError("a head that is trained can't be its own teacher")
-        return (F.cross_entropy(scorer.logits(hidden).float(), targets, reduction="none") * weights).sum()
+        logits = scorer.logits(hidden).float()
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        if teacher is not None:
+            soft = logits.logsumexp(-1) - (logits.gather(1, teacher.ids) * teacher.probabilities).sum(-1)
+            losses = (1 - teacher.share) * losses + teacher.share * soft
+        return (losses * weights).sum()
     loss: Tensor = _FrozenHeadLoss.apply(hidden, targets, weights, teacher, *scorer)  # type: ignore[no-untyped-call]
     return loss
 
@@ -95,7 +118,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
         hidden: Tensor,
         targets: Tensor,
         weights: Tensor,
-        teacher: Teacher | None,
+        teacher: Teacher | Recorded | None,
         head: Tensor,
         extra: Tensor | None,
         extra_head: Tensor | None,
@@ -108,7 +131,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), HEAD_ROWS):
             rows = slice(start, start + HEAD_ROWS)
             logits = scorer.logits(hidden, rows)
-            losses, error = _error(logits, targets[rows], None if teacher is None else (teacher.hidden[rows] @ head.T, teacher.share))
+            losses, error = _error(logits, targets[rows], None if teacher is None else (teacher.soft(rows, head), teacher.share))
             total += (losses * weights[rows]).sum()
             error *= weights[rows, None].to(error.dtype)
             of_hidden[rows] = error @ head
@@ -125,12 +148,13 @@ class _FrozenHeadLoss(torch.autograd.Function):
 
 
 def _error(logits: Tensor, targets: Tensor, teacher: tuple[Tensor, float] | None) -> tuple[Tensor, Tensor]:
-    """Cross entropy of each row (float32 [n]) and softmax - label, [n, vocab_size] in the logits' dtype."""
+    """Cross entropy of each row (float32 [n]) and softmax - label, [n, vocab_size] in the logits' dtype; teacher: the soft label in
+    the same shape, and its share."""
     log_sum = logits.logsumexp(-1).float()
     label_score = logits.gather(1, targets[:, None])[:, 0].float()
     error, share = logits.softmax(-1), 1.0
     if teacher is not None:
-        soft, share = teacher[0].softmax(-1), 1.0 - teacher[1]
+        soft, share = teacher[0], 1.0 - teacher[1]
         label_score = share * label_score + teacher[1] * (soft.float() * logits.float()).sum(-1)
         error -= teacher[1] * soft
     error.scatter_add_(1, targets[:, None], torch.full_like(error[:, :1], -share))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from d3d.models.drafter import DrafterModel
 from d3d.training.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.training.config import Stage, TrainConfig
-from d3d.training.losses import Scorer, Teacher, head_loss, slot_losses, slot_weights
+from d3d.training.losses import Recorded, Scorer, Teacher, head_loss, slot_losses, slot_weights
+from d3d.training.top_logits import TopLogits
+
+T = TypeVar("T")
 
 
 class AnswerLoss(NamedTuple):
@@ -32,27 +36,41 @@ class AnswerObjective(nn.Module):
         self.config = config
         self._autocast = compute_dtype if model.config.delta is None and compute_dtype not in (None, torch.float32) else None
 
-    def forward(self, token_ids: Tensor, first: int, anchors: list[int], stage: Stage) -> AnswerLoss:
+    def forward(self, token_ids: Tensor, first: int, anchors: list[int], stage: Stage, top: TopLogits | None = None) -> AnswerLoss:
         """As `answer_loss`."""
-        with self.computing():
-            return answer_loss(self.model, token_ids, first, anchors, stage, self.config)
+        with self._computing():
+            return answer_loss(self.model, Answer(token_ids, first, top), anchors, stage, self.config)
 
-    def computing(self) -> torch.autocast | nullcontext[None]:
-        """Around every pass of the model while it is in training."""
+    def within(self, work: Callable[[], T]) -> T:
+        """Do work that calls the model; a way in beside `forward`."""
+        with self._computing():
+            return work()
+
+    def _computing(self) -> torch.autocast | nullcontext[None]:
         return nullcontext() if self._autocast is None else torch.autocast(self.model.transformer.device.type, self._autocast)
 
 
-def answer_loss(model: DrafterModel, token_ids: Tensor, first: int, anchors: list[int], stage: Stage, config: TrainConfig) -> AnswerLoss:
-    """token_ids int64 [length]: prompt and answer, which begins at `first`; anchors: positions within the answer."""
-    alignment = model.config.alignment
+class Answer(NamedTuple):
+    """A text to learn from."""
+
+    token_ids: Tensor
+    """int64 [length]: prompt and answer."""
+    first: int
+    """Where the answer begins."""
+    top: TopLogits | None = None
+    """The target's best logits at each answer token, where they are to be learnt."""
+
+
+def answer_loss(model: DrafterModel, answer: Answer, anchors: list[int], stage: Stage, config: TrainConfig) -> AnswerLoss:
+    """anchors: positions within the answer."""
+    token_ids, first = answer.token_ids, answer.first
     num_slots = model.config.num_slots(stage.block_size)
-    batch = hang_blocks(torch.tensor(anchors, device=token_ids.device), num_slots, alignment)
+    batch = hang_blocks(torch.tensor(anchors, device=token_ids.device), num_slots, model.config.alignment)
     if model.config.clean_rows_are_base:
         clean, cache = clean_pass(model, token_ids)
-        slots = slot_pass(model, cache, batch)
-        return _slots_loss(model, token_ids, batch, slots, clean, stage, config)
+        return _slots_loss(model, answer, batch, slot_pass(model, cache, batch), clean, stage, config)
     clean, slots = joint_pass(model, token_ids, batch)
-    loss, count = _slots_loss(model, token_ids, batch, slots, None, stage, config)
+    loss, count = _slots_loss(model, answer, batch, slots, None, stage, config)
     rows = slice(first - 1, len(token_ids) - 1)
     even = torch.ones(len(token_ids) - first, device=token_ids.device)
     ar_loss = head_loss(clean[rows], Scorer(model.transformer.head.weight), token_ids[first:], even)
@@ -60,9 +78,10 @@ def answer_loss(model: DrafterModel, token_ids: Tensor, first: int, anchors: lis
 
 
 def _slots_loss(
-    model: DrafterModel, token_ids: Tensor, batch: BlockBatch, slots: Tensor, clean: Tensor | None, stage: Stage, config: TrainConfig
+    model: DrafterModel, answer: Answer, batch: BlockBatch, slots: Tensor, clean: Tensor | None, stage: Stage, config: TrainConfig
 ) -> AnswerLoss:
     """`clean`: final states of the clean rows where these are the target's own, else None."""
+    token_ids = answer.token_ids
     inside = batch.targets < len(token_ids)
     within = batch.targets.clamp(max=len(token_ids) - 1)
     scorer = _scorer(model, token_ids[within - 1].flatten())
@@ -74,10 +93,19 @@ def _slots_loss(
     weights = slot_weights(config.weighting, stage.decay, losses, hits, inside).flatten()
     keep = inside.flatten()
     kept = Scorer(scorer.head, None if scorer.extra is None else scorer.extra[keep], scorer.extra_head)
-    teacher = None
-    if config.distillation > 0 and clean is not None:
-        teacher = Teacher(clean[within.flatten()[keep] - 1], config.distillation)
+    teacher = _teacher(answer, within.flatten()[keep], clean, config)
     return AnswerLoss(head_loss(slots[keep], kept, targets[keep], weights[keep], teacher), int(keep.sum()))
+
+
+def _teacher(answer: Answer, places: Tensor, clean: Tensor | None, config: TrainConfig) -> Teacher | Recorded | None:
+    """places int64 [n]: index in the text of the token that each slot predicts."""
+    if config.distillation == 0:
+        return None
+    if answer.top is not None:
+        rows = (places - answer.first).to(answer.top.ids.device)
+        ids = answer.top.ids[rows].to(places.device, torch.int64)
+        return Recorded(ids, answer.top.log_probs[rows].to(places.device).float().softmax(-1), config.distillation)
+    return None if clean is None else Teacher(clean[places - 1], config.distillation)
 
 
 def _scorer(model: DrafterModel, previous: Tensor) -> Scorer:

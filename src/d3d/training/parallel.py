@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from d3d.core.errors import InvalidRequest
@@ -73,8 +73,8 @@ class Parallel(Protocol):
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor that may be shared out, whole."""
 
-    def whole_weights(self, objective: AnswerObjective) -> AbstractContextManager[None]:
-        """Within, the model can be called without its objective around it, in every process alike."""
+    def within(self, objective: AnswerObjective, work: Callable[[], T]) -> T:
+        """Do work that calls the model without its objective around it, in every process alike."""
 
     def save(self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Whole or not at all."""
@@ -112,8 +112,8 @@ class Alone:
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def whole_weights(self, objective: AnswerObjective) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's
-        return nullcontext()
+    def within(self, objective: AnswerObjective, work: Callable[[], T]) -> T:
+        return objective.within(work)
 
     def save(self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         write_file(path, objective, optimizer, progress)
@@ -176,6 +176,7 @@ class Sharded(Replicated):
         for layer in objective.model.transformer.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(objective, mesh=mesh, mp_policy=policy)
+        register_fsdp_forward_method(objective, "within")
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Backward has done it."""
@@ -183,14 +184,12 @@ class Sharded(Replicated):
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    @contextmanager
-    def whole_weights(self, objective: AnswerObjective) -> Iterator[None]:
+    def within(self, objective: AnswerObjective, work: Callable[[], T]) -> T:
         assert isinstance(objective, FSDPModule)
-        objective.unshard()  # embedding and head; each layer does it for itself
         try:
-            yield
+            return objective.within(work)
         finally:
-            objective.reshard()
+            objective.reshard()  # embedding and head; a layer does it for itself
 
     def save(self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         partial = path.with_name(f".{path.name}.partial")

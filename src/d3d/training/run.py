@@ -121,6 +121,8 @@ class TrainingRun:
                 saved = time.monotonic()
 
         try:
+            if self.config.measure_start and self.trainer.step == 0:
+                self.evaluate(StepStats(0, 0.0, 0, 0.0))
             self.trainer.run(after, stop=stop)
         except D3DError:
             self.trainer.save(self._state)
@@ -131,9 +133,9 @@ class TrainingRun:
         """Measure, log, and keep the checkpoint if it is the best so far."""
         self.acceptance = self._measure()
         length = self.acceptance.acceptance_length
-        row = {
+        row: dict[str, Any] = {
             "step": stats.step,
-            "loss": stats.loss,
+            "loss": stats.loss if stats.step else None,
             "slots": self.trainer.slots_seen,
             "seconds": self.trainer.seconds,
             "acceptance_length": length,
@@ -155,8 +157,7 @@ class TrainingRun:
         lockstep = self.parallel.shards_weights  # then every pass needs every process
         samples = self.held_out if lockstep else self.parallel.share(self.held_out)
         length = self.config.evaluate_draft_length
-        with self.parallel.whole_weights(self.trainer.objective), self.trainer.objective.computing():
-            mine = replay(self.model, samples, length, recall=self.config.bonus_recall)
+        mine = self.parallel.within(self.trainer.objective, lambda: replay(self.model, samples, length, recall=self.config.bonus_recall))
         return mine if lockstep else total(length, self.parallel.gather(mine))
 
     def _log(self, row: dict[str, Any]) -> None:

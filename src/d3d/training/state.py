@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from d3d.core.errors import InvalidRequest
 
@@ -76,23 +75,29 @@ def write_parts(directory: Path, objective: AnswerObjective, optimizer: torch.op
 def restore_parts(directory: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer) -> None:
     """Every process reads its own part, whoever wrote it. Raises InvalidRequest where it is damaged."""
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    state = _parts(objective, optimizer)
     try:
-        load(state, checkpoint_id=directory)
+        load(_parts(objective, optimizer), checkpoint_id=directory)
     except (OSError, RuntimeError, EOFError, CheckpointException) as error:
         raise InvalidRequest(f"{directory} is damaged ({error}); remove it to start again") from error
-    set_optimizer_state_dict(objective, optimizer, state["optimizer"])
 
 
-def _parts(objective: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Weights are the parameters themselves, so that loading fills them in place."""
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-    model = {name: parameter.detach() for name, parameter in objective.named_parameters() if parameter.requires_grad}
-    return {"model": model, "optimizer": get_optimizer_state_dict(objective, optimizer)}
+def _parts(objective: AnswerObjective, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The tensors themselves, so that loading fills them in place. An optimizer that has not stepped yet gets the state that its
+    first step would begin with (torch's own helper takes a step of length 0 for that, which counts as one ever after)."""
+    trainable = objective.model.trainable()
+    for parameter in trainable.values():
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
+    return {
+        "model": {name: parameter.detach() for name, parameter in trainable.items()},
+        "optimizer": {name: dict(optimizer.state[parameter]) for name, parameter in trainable.items()},
+    }
 
 
 def write_progress(directory: Path, progress: Progress) -> None:

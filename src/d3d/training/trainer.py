@@ -77,8 +77,13 @@ class Trainer:
         largest = max(stage.block_size for stage in config.stages)
         if largest > drafter.block_size:
             raise InvalidRequest(f"train.stages: a block_size of {largest} is above the drafter's own, {drafter.block_size}")
-        if config.distillation > 0 and not drafter.clean_rows_are_base:
-            raise InvalidRequest("train.distillation needs clean rows that are the target's own: deltas with scope slots")
+        if config.distillation > 0 and config.teacher == "clean_rows" and not drafter.clean_rows_are_base:
+            raise InvalidRequest(
+                "train.distillation needs clean rows that are the target's own: deltas with scope slots; or teacher: recorded, with a "
+                "corpus made by `d3d data --top-logits`"
+            )
+        if config.distillation > 0 and config.teacher == "recorded" and any(sample.top is None for sample in self.samples):
+            raise InvalidRequest("train.teacher is recorded, but the corpus holds no logits of its target; write it with --top-logits")
         if config.answers_per_step % self.parallel.size:
             raise InvalidRequest(
                 f"train.answers_per_step ({config.answers_per_step}) can't be shared evenly by {self.parallel.size} processes"
@@ -138,7 +143,8 @@ class Trainer:
 
     def _loss(self, sample: Sample, stage: Stage, anchors: list[int]) -> AnswerLoss:
         token_ids = torch.tensor(sample.token_ids[: self.config.max_length], device=self.model.transformer.device)
-        loss: AnswerLoss = self.objective(token_ids, len(sample.prompt_ids), anchors, stage)
+        top = sample.top_logits() if self.config.distillation > 0 and self.config.teacher == "recorded" else None
+        loss: AnswerLoss = self.objective(token_ids, len(sample.prompt_ids), anchors, stage, top)
         return loss
 
     def save(self, path: Path) -> None:
