@@ -39,7 +39,12 @@ class Linear(nn.Module):
         if not delta_rows or self.down is None or self.up is None:
             return y
         first = x.shape[1] - delta_rows
-        delta = linear(linear(x[:, first:], self.down.to(x.dtype)), self.up.to(x.dtype))
-        if first == 0:
-            return y + delta
-        return torch.cat((y[:, :first], y[:, first:] + delta), dim=1)
+        low, up = linear(x[:, first:], self.down.to(x.dtype)), self.up.to(x.dtype)
+        if torch.is_grad_enabled():
+            delta = linear(low, up)
+            return y + delta if first == 0 else torch.cat((y[:, :first], y[:, first:] + delta), dim=1)
+        if y.shape[0] == 1:  # one kernel instead of three
+            y[0, first:].addmm_(low[0], up.t())
+        else:
+            y[:, first:] += linear(low, up)
+        return y
