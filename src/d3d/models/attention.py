@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FUSED_ROWS = 32
+"""Up to this many rows of one sequence the fused kernel beats tiles."""
+
 TILE = 1 << 20
 """Scores (batch x heads x rows x keys) that exist at one time on a CPU: more would leave the caches and pay for fresh pages."""
 
@@ -14,10 +17,21 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     """query [batch, heads, rows, head_dim], key and value [batch, kv_heads, keys, head_dim], mask bool
     [batch or 1, rows, keys] (True = visible; None = every key is visible to every row) -> [batch, rows, heads * head_dim]."""
     if query.device.type == "cpu" and not query.requires_grad:
-        out = _tiled(query, key, value, mask)
+        few = query.shape[0] == 1 and query.shape[2] <= FUSED_ROWS
+        out = _grouped_fused(query, key, value, mask) if few else _tiled(query, key, value, mask)
     else:
         out = F.scaled_dot_product_attention(query, key, value, None if mask is None else mask[:, None], enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
+
+
+def _grouped_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The fused kernel with a group's query heads as further rows: for one sequence and few rows the quickest on a CPU."""
+    batch, heads, rows, head_dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    grouped = query.reshape(batch, kv_heads, group * rows, head_dim)
+    grouped_mask = None if mask is None else mask.repeat(1, group, 1)[:, None]
+    return F.scaled_dot_product_attention(grouped, key, value, grouped_mask).view(batch, heads, rows, head_dim)
 
 
 def _tiled(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

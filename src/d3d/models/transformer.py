@@ -55,17 +55,18 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None, store: KeyValueStore, index: int, delta_rows: int) -> Tensor:
         c = self.config
         batch, rows, _ = x.shape
-        heads = self.qkv(self.attention_norm(x), delta_rows).view(batch, rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim).transpose(1, 2)
+        # inner modules without hooks: their __call__ would be a noticeable part of a one-row pass
+        normed = self.attention_norm.forward(x)
+        heads = self.qkv.forward(normed, delta_rows).view(batch, rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim).transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
             query, key, value = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
             query, key = rotary.turn(self.q_norm(query)), rotary.turn(self.k_norm(key))
         else:
             query_key, value = heads.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), dim=1)
             query, key = rotary.turn(query_key).split((c.num_heads, c.num_kv_heads), dim=1)
-        x = x + self.out(store.attend(index, query, key, value, mask), delta_rows)
-        gate, up = self.gate_up(self.mlp_norm(x), delta_rows).chunk(2, dim=-1)
-        out: Tensor = x + self.down(F.silu(gate) * up, delta_rows)
-        return out
+        x = x + self.out.forward(store.attend(index, query, key, value, mask), delta_rows)
+        gate, up = self.gate_up.forward(self.mlp_norm.forward(x), delta_rows).chunk(2, dim=-1)
+        return x + self.down.forward(F.silu(gate) * up, delta_rows)
 
 
 class Rotary:
