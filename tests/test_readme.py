@@ -18,6 +18,7 @@ TARGETS = re.findall(r"^ {4}make ([a-z-]+)", README, re.MULTILINE)
 
 
 def test_there_is_something_to_check() -> None:
+    assert "acceptance length" in README.split("## Measured")[1].split("## What is supported")[0]
     assert len(COMMANDS) >= 5
     assert set(TARGETS) >= {"demo", "test"}
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Mode = Literal["plain", "serial"]
 MODES: tuple[Mode, ...] = ("plain", "serial")
 
-DEFAULT_DRAFT_LENGTH = 6
+DEFAULT_DRAFT_LENGTH = 4
 
 Messages = list[dict[str, str]]
 

@@ -18,7 +18,7 @@ DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or h
 ModeOption = Annotated[str | None, typer.Option(help="plain or serial. Default: serial where there is a drafter.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-DraftLengthOption = Annotated[int | None, typer.Option(help="Tokens to draft a round, at most the drafter's block size. Default: 6.")]
+DraftLengthOption = Annotated[int | None, typer.Option(help="Tokens to draft a round, at most the drafter's block size. Default: 4.")]
 DenoiseStepsOption = Annotated[int | None, typer.Option(help="Drafter passes a block, at most the draft length. Default: 1.")]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
