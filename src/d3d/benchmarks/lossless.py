@@ -32,8 +32,9 @@ class Divergence(NamedTuple):
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Gap up to which rounding may decide, for a target that computes in `dtype`: 1e-4 in float32, else four
-    units in the last place of a number just above 1: logits are rounded to one of them, and the layers before have been too. Raises ValueError for other than float32, bfloat16 and float16."""
+    """Gap up to which rounding may decide, for a target that computes in `dtype`: 1e-4 in float32, else four units in the last place of a
+    number just above 1, for logits are rounded to one of them and the layers before them have been too. Raises ValueError for other
+    than float32, bfloat16 and float16."""
     if dtype not in _TOLERANCES:
         raise ValueError(f"no tolerance is known for {dtype}; use one of {', '.join(map(str, _TOLERANCES))}")
     return _TOLERANCES[dtype]
