@@ -1,7 +1,7 @@
 """The Python interface: `d3d.load(...)`, then `.generate(...)` or `.stream(...)`.
 
 >>> model = d3d.load("smollm2-135m")
->>> model.generate("What is 12 * 7?").text
+>>> model.generate("What is the capital of France?").text
 """
 
 from __future__ import annotations

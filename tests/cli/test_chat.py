@@ -142,3 +142,32 @@ def test_bad_input_gets_one_clear_line(arguments: tuple[object, ...], words: str
 
 def test_input_that_is_no_text(chat: Any) -> None:
     assert chat(lines=b"\xff\xfe\n").is_refusal("standard input is not UTF-8")
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from d3d.cli import show
+
+    real, calls = show.stream_answer, []
+
+    def interrupted_once(chunks: Any, **options: Any) -> Any:
+        calls.append(chunks)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(chunks, **options)
+
+    monkeypatch.setattr(show, "stream_answer", interrupted_once)
+    outcome = chat(lines="hello\nand then?\n")
+    assert outcome.code == 0
+    assert len(calls) == 2
+    assert "the turn is forgotten" in outcome.err
+
+
+def test_an_unknown_command_is_no_message(chat: Any) -> None:
+    outcome = chat(lines="/help\n")
+    assert outcome.code == 0
+    assert outcome.out == ""
+    assert "there is no command /help" in outcome.err
+
+
+def test_input_that_is_no_text_is_refused(chat: Any) -> None:
+    assert chat("--system", "\udcff", lines="hello\n").is_refusal("not valid Unicode")

@@ -51,7 +51,8 @@ def test_text_goes_to_standard_output_and_a_summary_to_standard_error(generate: 
     record = generate("--json").record
     assert outcome.out == record["text"] + "\n"
     assert re.search(
-        r"20 tokens, [\d.]+ ms a token, first after \d+ ms, length; speculation: serial, \d+ rounds, acceptance length", outcome.err
+        r"20 tokens, [\d.]+ ms a token, first after \d+ ms, float32, length; speculation: serial, \d+ rounds, acceptance length",
+        outcome.err,
     )
     assert outcome.err.count("\n") == 1
 
@@ -417,3 +418,8 @@ def test_the_real_command_streams_to_a_pipe(tiny_target: Path, tiny_drafter: Pat
     failed = subprocess.run([*command, "--prompt", "", "--dtype", "float32"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr == "d3d: error: prompt: it is empty; give some text\n"
+
+
+@pytest.mark.parametrize("option", ["--model", "--target", "--drafter"])
+def test_an_empty_name_is_refused(option: str) -> None:
+    assert d3d("generate", "--prompt", "hello", option, "").is_refusal(f"{option} is empty")

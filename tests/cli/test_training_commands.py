@@ -323,6 +323,7 @@ def test_ctrl_c_saves_the_state_and_exits_with_130(
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # whatever the shell has set for this one
     )
     try:
         deadline = time.monotonic() + 60

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from d3d.cli import options as o
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from d3d.decoding.results import GenerationResult, StreamChunk
 
 
 def chat(
@@ -27,14 +33,17 @@ def chat(
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
 ) -> None:
-    """Talk with a model, turn by turn. /new starts over; /exit or Ctrl-D ends."""
+    """Talk with a model, turn by turn. /new starts over; Ctrl-C ends an answer, /exit or Ctrl-D the conversation."""
     sampling = o.sampling_options({"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed})
     from d3d.cli.console import note
-    from d3d.cli.show import LEGEND, stream_answer, summary
+    from d3d.cli.show import LEGEND, summary
     from d3d.core.errors import InvalidRequest
 
     loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
-    for text in (o.thinking_warning(loaded, thinking), "/new starts over; /exit or Ctrl-D ends" if sys.stdin.isatty() else None):
+    for text in (
+        o.thinking_warning(loaded, thinking),
+        "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends" if sys.stdin.isatty() else None,
+    ):
         if text:
             note(text)
     if color:
@@ -56,15 +65,31 @@ def chat(
             note(f"{error}; /new starts over", "yellow")
             messages.pop()
             continue
-        result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
+        result = _answer(chunks, loaded.tokenizer if color else None)
+        if result is None:
+            messages.pop()
+            continue
         messages.append({"role": "assistant", "content": result.text})
-        note(summary(result, has_drafter=mode == "plain" or loaded.drafter is not None))
+        note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
         for warning in result.speculation.warnings if result.speculation else ():
             note(f"warning: {warning}", "yellow")
 
 
+def _answer(chunks: Iterator[StreamChunk], tokenizer: PreTrainedTokenizerFast | None) -> GenerationResult | None:
+    """Print an answer; None where Ctrl-C ended it, which does not end the conversation."""
+    from d3d.cli import show
+    from d3d.cli.console import note
+
+    try:
+        return show.stream_answer(chunks, tokenizer=tokenizer)
+    except KeyboardInterrupt:
+        note("interrupted; the turn is forgotten", "yellow")
+        return None
+
+
 def _read_turn() -> str | None:
     """The next turn that is not empty; None at the end. Raises InvalidRequest for input that is no text."""
+    from d3d.cli.console import note
     from d3d.core.errors import InvalidRequest
 
     while True:
@@ -76,5 +101,8 @@ def _read_turn() -> str | None:
             raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
         if not line or line.strip() == "/exit":
             return None
-        if line.strip():
-            return line.strip()
+        turn = line.strip()
+        if turn.startswith("/") and turn != "/new":
+            note(f"there is no command {turn.split()[0]}; /new starts over, /exit ends", "yellow")
+        elif turn:
+            return turn

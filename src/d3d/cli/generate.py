@@ -55,7 +55,7 @@ def generate(
     if warning := o.thinking_warning(loaded, thinking):
         note(warning, "yellow")
     result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
-    note(summary(result, has_drafter=mode == "plain" or loaded.drafter is not None))
+    note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
     if color:
         typer.echo(LEGEND, err=True)
     for warning in result.speculation.warnings if result.speculation else ():

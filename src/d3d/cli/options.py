@@ -57,6 +57,9 @@ class ModelChoice:
         from d3d.core.errors import InvalidRequest
         from d3d.models.presets import PRESETS, find_preset
 
+        for option, value in (("--model", self.model), ("--target", self.target), ("--drafter", self.drafter)):
+            if value is not None and not value.strip():
+                raise InvalidRequest(f"{option} is empty; name something, or leave it out")
         if self.mode is not None and self.mode not in MODES:
             raise InvalidRequest(f"mode: {self.mode!r} is not one of {', '.join(MODES)}")
         if self.model is not None and self.target is not None:

@@ -19,13 +19,15 @@ def stream_answer(chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokeniz
     """Print an answer to standard output while it grows, then a newline; with a tokenizer in two colours. Returns the result."""
     painter = Painter(tokenizer) if tokenizer is not None else None
     result = None
-    for chunk in chunks:
-        if painter is None:
-            typer.echo(chunk.text, nl=False)
-        else:
-            typer.echo("".join(paint(text, kept) for text, kept in painter.pieces(chunk)), nl=False, color=True)
-        result = chunk.result
-    typer.echo()
+    try:
+        for chunk in chunks:
+            if painter is None:
+                typer.echo(chunk.text, nl=False)
+            else:
+                typer.echo("".join(paint(text, kept) for text, kept in painter.pieces(chunk)), nl=False, color=True)
+            result = chunk.result
+    finally:  # Ctrl-C in the middle of a line, too
+        typer.echo()
     assert result is not None, "the last chunk carries the result"
     return result
 
@@ -66,10 +68,11 @@ class Painter:
             yield chunk.text[-rest:], kept
 
 
-def summary(result: GenerationResult, *, has_drafter: bool) -> str:
-    """One line: what it cost, and whether drafting was on, and if not, why."""
+def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
+    """One line: what it cost, in which dtype, and whether drafting was on, and if not, why."""
     tpot = f"{1000 * result.timing.tpot_s:.1f} ms a token" if result.timing.tpot_s is not None else "one token"
-    line = f"{result.usage.completion_tokens} tokens, {tpot}, first after {1000 * result.timing.ttft_s:.0f} ms, {result.finish_reason}"
+    first = f"first after {1000 * result.timing.ttft_s:.0f} ms"
+    line = f"{result.usage.completion_tokens} tokens, {tpot}, {first}, {dtype}, {result.finish_reason}"
     speculation = result.speculation
     if speculation is None:
         return f"{line}; speculation: off ({'plain mode' if has_drafter else 'no drafter was given, --drafter names one'})"

@@ -25,4 +25,8 @@ def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **extra)
     except Exception as error:  # jinja's errors and the template's own
         raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
+    try:
+        str(text).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the conversation is not valid Unicode text; give it as UTF-8") from error
     return list(tokenizer.encode(str(text), add_special_tokens=False))
