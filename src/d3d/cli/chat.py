@@ -41,7 +41,7 @@ def chat(
 
     loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
     for text in (
-        o.thinking_warning(loaded, thinking),
+        o.thinking_warning(loaded.target, thinking),
         "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends" if sys.stdin.isatty() else None,
     ):
         if text:

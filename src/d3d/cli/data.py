@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from d3d.cli.options import DeviceOption, DTypeOption, ThinkingOption, sampling_options
+from d3d.cli.options import DeviceOption, DTypeOption, ThinkingOption, sampling_options, thinking_warning
 
 
 def data(
@@ -50,7 +50,7 @@ def data(
     from d3d.cli.console import meter, note
     from d3d.core.errors import InvalidRequest
     from d3d.models.open_model import open_model
-    from d3d.training.make_corpus import CorpusPlan, CorpusRun, heeds_thinking
+    from d3d.training.make_corpus import CorpusPlan, CorpusRun
     from d3d.training.prompts import PromptOptions
     from d3d.training.regenerate import AnswerOptions
 
@@ -69,11 +69,8 @@ def data(
     )
     plan.check()
     model = open_model(target, device=device, dtype=dtype)
-    if thinking is not None and not heeds_thinking(model):
-        note(
-            f"warning: the chat template of {target} does not look at enable_thinking, so --thinking/--no-thinking changes nothing",
-            "yellow",
-        )
+    if warning := thinking_warning(model, thinking):
+        note(warning, "yellow")
     run = CorpusRun(model, plan)
     with meter(run.num_turns) as progress:
         run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))

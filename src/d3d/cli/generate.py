@@ -52,7 +52,7 @@ def generate(
     chunks = loaded.stream(
         text, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, raw=raw, thinking=thinking, **sampling
     )
-    if warning := o.thinking_warning(loaded, thinking):
+    if warning := o.thinking_warning(loaded.target, thinking):
         note(warning, "yellow")
     result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
     note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))

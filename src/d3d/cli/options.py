@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from d3d.api import Model
+    from d3d.models.open_model import OpenModel
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -119,10 +120,10 @@ def sampling_options(local: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def thinking_warning(model: Model, thinking: bool | None) -> str | None:
+def thinking_warning(model: OpenModel, thinking: bool | None) -> str | None:
     """What to tell somebody who sets a switch that this model's chat template does not have."""
-    if thinking is None or "enable_thinking" in str(model.tokenizer.chat_template):
+    from d3d.models.chat import heeds_thinking
+
+    if thinking is None or heeds_thinking(model.tokenizer):
         return None
-    return (
-        f"warning: the chat template of {model.target.source} does not look at enable_thinking, so --thinking/--no-thinking changes nothing"
-    )
+    return f"warning: the chat template of {model.source} does not look at enable_thinking, so --thinking/--no-thinking changes nothing"

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+def heeds_thinking(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether the chat template looks at `enable_thinking` at all."""
+    return "enable_thinking" in str(tokenizer.chat_template)
+
+
 def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], *, thinking: bool | None = None) -> list[int]:
     """Token ids of a conversation up to where the answer begins; `thinking` reaches the template as `enable_thinking`.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from d3d.core.errors import InvalidRequest
+from d3d.models.chat import heeds_thinking
 from d3d.models.open_model import OpenModel
 from d3d.training.corpus_writer import CorpusWriter, writer_identity
 from d3d.training.evaluation_sets import SETS
@@ -35,11 +36,6 @@ class CorpusPlan:
             raise InvalidRequest("--temperature: one of them is given twice; each prompt is answered once at each temperature")
 
 
-def heeds_thinking(model: OpenModel) -> bool:
-    """Whether the model's chat template looks at the thinking switch at all."""
-    return "enable_thinking" in str(model.tokenizer.chat_template)
-
-
 class CorpusRun:
     """Starts a corpus, or goes on with one: prompts are drawn and files opened at once, answers come with `write`."""
 
@@ -50,7 +46,7 @@ class CorpusRun:
         self._drawn = draw_prompts(plan.prompts, model.tokenizer, plan.taken, exclude=plan.exclude)
         identity = writer_identity(
             model,
-            thinking=plan.taken.thinking if heeds_thinking(model) else None,
+            thinking=plan.taken.thinking if heeds_thinking(model.tokenizer) else None,
             top_logits=plan.answers.top_logits,
             evaluation_prompts=plan.taken.evaluation_prompts == "allow" and bool(self._drawn.evaluation.counts),
         )
