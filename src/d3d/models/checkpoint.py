@@ -26,7 +26,7 @@ from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
 from d3d.models.loading import DRAFTER_TYPE, WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
 from d3d.models.open_model import OpenModel, open_model
-from d3d.models.stored_tensors import Storage, pack, unpack
+from d3d.models.stored_tensors import SCALE, Storage, pack, unpack
 from d3d.models.tiny import tensor_shapes
 from d3d.models.transformer import Transformer
 
@@ -127,6 +127,27 @@ def load_drafter(path: Path, target: OpenModel) -> DrafterModel:
     for name, parameter in wanted.items():
         parameter.data = stored[name].to(device=target.transformer.device, dtype=target.transformer.dtype, copy=True)
     return model.eval()
+
+
+def start_from(path: Path, model: DrafterModel, base: OpenModel) -> None:
+    """Give a new drafter of `base` the trained tensors of a checkpoint of the same base. What the checkpoint lacks stays new.
+
+    Raises InvalidCheckpoint where another model is its base, a tensor has no place in the drafter, or what the two share means
+    something else in each.
+    """
+    config = read_config(path)
+    if config.base.fingerprint != base.fingerprint:
+        raise InvalidCheckpoint(f"{path} is a drafter over {config.base.source}, whose weights are not those of {base.source}")
+    for name in ("kept_layers", "alignment", "mask_token_id", "delta"):
+        if getattr(config.drafter, name) != getattr(model.config, name):
+            found, wanted = getattr(config.drafter, name), getattr(model.config, name)
+            raise InvalidCheckpoint(f"{path} can't be started from: its {name} is {found}, the new drafter's is {wanted}")
+    own = model.trainable()
+    tensors = read_tensors(path)
+    names = {name.removesuffix(SCALE) for name in tensors}
+    stored = unpack(path / WEIGHTS_FILE, tensors, {name: own[name].shape for name in own if name in names})
+    for name, tensor in stored.items():
+        own[name].data = tensor.to(own[name].device, own[name].dtype, copy=True)
 
 
 def read_config(path: Path) -> CheckpointConfig:

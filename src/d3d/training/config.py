@@ -113,12 +113,15 @@ class DrafterSpec(BaseModel):
     delta: DeltaConfig | None = DeltaConfig(rank=64)
     """None trains full weights."""
     previous_token_rank: int | None = None
+    start: str | None = None
+    """A drafter of the same base and rank to go on from (directory, preset or hub id); what it lacks, such as a previous-token head,
+    begins as new."""
 
     def resolve(self, num_layers: int) -> DrafterConfig:
         """Raises InvalidRequest for layers in another order, or none."""
         kept = tuple(range(num_layers)) if self.kept_layers is None else self.kept_layers
         try:
-            return DrafterConfig.model_validate(self.model_dump(exclude={"base"}) | {"kept_layers": kept})
+            return DrafterConfig.model_validate(self.model_dump(exclude={"base", "start"}) | {"kept_layers": kept})
         except ValidationError as error:
             raise InvalidRequest(f"drafter: {first_problem(error)}") from error
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.core.errors import D3DError, InvalidCheckpoint, InvalidRequest
-from d3d.models.checkpoint import check_mask_token, restore_interrupted, save_drafter
+from d3d.models.checkpoint import check_mask_token, restore_interrupted, save_drafter, start_from
 from d3d.models.drafter import DrafterModel
 from d3d.models.fingerprint import first_difference
 from d3d.models.from_target import from_target
+from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel
 from d3d.training.acceptance import Acceptance, total
 from d3d.training.config import RunConfig
@@ -73,6 +74,8 @@ class TrainingRun:
         self.source = base.source if author is None else author.source
         self.parallel: Parallel = parallel or Alone()
         self.model: DrafterModel = from_target(base.transformer, drafter, seed=config.train.seed)
+        if config.drafter.start is not None:
+            start_from(resolve_drafter(config.drafter.start), self.model, base)
         self.base = base if drafter.delta else dataclasses.replace(base, transformer=self.model.transformer)  # frees the base's weights
         training = [sample for sample in samples if tuple(sample.prompt_ids) not in measured]
         self.trainer = Trainer(self.model, training, config.train, self.parallel, {"base": base.fingerprint})

@@ -1,0 +1,65 @@
+"""A run that starts from a drafter that is there already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from d3d.core.errors import InvalidCheckpoint
+from d3d.models.checkpoint import load_drafter, save_drafter
+from d3d.models.drafter import DeltaConfig
+from d3d.models.open_model import OpenModel
+from d3d.training.config import DrafterSpec, RunConfig, Stage, TrainConfig
+from d3d.training.corpus import Sample
+from d3d.training.run import TrainingRun
+from support.tiny_model import open_tiny, random_drafter, write_tiny_target
+
+TEXTS = [Sample([first, 9, 30], [5, 6, 7, 8, 9, 10, 11], "test", 0.0, 0) for first in range(10, 14)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> OpenModel:
+    return open_tiny(write_tiny_target(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture
+def older(base: OpenModel, tmp_path: Path) -> Path:
+    save_drafter(tmp_path / "older", random_drafter(base), base, storage="float32")
+    return tmp_path / "older"
+
+
+def a_run(path: Path, base: OpenModel, start: Path, rank: int = 4, head: int | None = None, alignment: str = "next") -> TrainingRun:
+    drafter = DrafterSpec(
+        block_size=8, delta=DeltaConfig(rank=rank), previous_token_rank=head, start=str(start), alignment=alignment  # type: ignore[arg-type]
+    )
+    training = TrainConfig(steps=1, stages=(Stage(share=1.0, block_size=4, anchors=2),), warmup=0)
+    return TrainingRun(path, base, RunConfig(drafter=drafter, train=training, evaluate_draft_length=4), TEXTS[:3], TEXTS[3:])
+
+
+def test_it_has_the_older_drafters_weights_and_a_new_head_that_says_nothing_yet(base: OpenModel, older: Path, tmp_path: Path) -> None:
+    began = a_run(tmp_path / "run", base, older, head=2).model
+    for name, parameter in load_drafter(older, base).trainable().items():
+        assert torch.equal(began.trainable()[name], parameter), name
+    assert began.config.block_size == 8
+    assert began.previous_token_head is not None
+    assert not began.previous_token_head.head.any()
+
+
+def test_the_older_checkpoint_stays_as_it_is(base: OpenModel, older: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in older.iterdir()}
+    a_run(tmp_path / "run", base, older).run(lambda _: None)
+    assert {file.name: file.read_bytes() for file in older.iterdir()} == before
+
+
+@pytest.mark.parametrize(("change", "message"), [({"rank": 3}, "its delta is rank=4"), ({"alignment": "same"}, "its alignment is next")])
+def test_a_drafter_of_another_kind_is_refused(change: dict[str, int], message: str, base: OpenModel, older: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match=message):
+        a_run(tmp_path / "run", base, older, **change)  # type: ignore[arg-type]
+
+
+def test_a_drafter_over_other_weights_is_refused(older: Path, tmp_path: Path) -> None:
+    other = open_tiny(write_tiny_target(tmp_path / "other", seed=9))
+    with pytest.raises(InvalidCheckpoint, match="whose weights are not those of"):
+        a_run(tmp_path / "run", other, older)
