@@ -5,6 +5,7 @@ model.safetensors   deltas and mask vector, or full weights, see `stored_tensors
 decoder/            full weights only: the base's config.json, so that they load without the base
 tokenizer files     to say what differs when it is tried with another target
 provenance.json     how it was made and what it measured
+README.md           the same for people, as a hub shows it; nothing reads it
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
 from d3d.models.loading import DRAFTER_TYPE, WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
+from d3d.models.model_card import CARD_FILE, Made, drafter_card
 from d3d.models.open_model import OpenModel, open_model
 from d3d.models.stored_tensors import SCALE, Storage, pack, unpack
 from d3d.models.tiny import tensor_shapes
@@ -86,6 +88,8 @@ def save_drafter(
         shutil.copyfile(base.path / "config.json", work / DECODER / "config.json")
     base.tokenizer.save_pretrained(work)
     (work / "provenance.json").write_text(json.dumps(provenance or {}, indent=2) + "\n", encoding="utf-8")
+    card = drafter_card(Made(model.config, base.source, base.fingerprint, provenance or {}))
+    (work / CARD_FILE).write_text(card, encoding="utf-8")
     (work / "config.json").write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
     save_file(pack(dict(model.trainable()) if tensors is None else tensors, storage), work / WEIGHTS_FILE)
     (work / WEIGHTS_FILE).chmod((work / "config.json").stat().st_mode)  # safetensors' own is for the owner alone

@@ -36,6 +36,8 @@ class Preset:
     target: PackagedFile
     drafter: str
     """Directory inside this package."""
+    hub_id: str | None = None
+    """The released model that the target's file was made of."""
 
     def drafter_directory(self) -> Path:
         """The drafter's checkpoint, shipped with d3d. Raises InvalidCheckpoint where the installation lacks it."""
@@ -59,6 +61,7 @@ PRESETS: dict[str, Preset] = {
                 licence="Apache-2.0",
             ),
             drafter="assets/drafters/smollm2-135m",
+            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         ),
     )
 }
