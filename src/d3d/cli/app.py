@@ -14,6 +14,7 @@ from d3d.cli.data import data
 from d3d.cli.demo import demo
 from d3d.cli.doctor import doctor
 from d3d.cli.evaluate import evaluate
+from d3d.cli.export import export
 from d3d.cli.generate import generate
 from d3d.cli.pull import pull
 from d3d.cli.train import train
@@ -51,6 +52,7 @@ app.command("demo")(demo)
 app.command("data")(data)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
+app.command("export")(export)
 app.command("pull")(pull)
 app.command("doctor")(doctor)
 
