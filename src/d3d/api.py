@@ -22,6 +22,7 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
+from d3d.models.linear import pack_weights
 from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, open_model
 from d3d.models.presets import PRESETS
@@ -187,5 +188,8 @@ def load(target: str, drafter: str | Path | None = None, *, device: str = "auto"
     model = open_model(target, device=device, dtype=dtype)
     engine = NativeEngine(model.transformer)
     if path is None:
+        pack_weights(model.transformer)
         return Model(model, engine, None)
-    return Model(model, engine, BlockDrafter(load_drafter(path, model), engine.vocab_size))
+    drafter_model = load_drafter(path, model)
+    pack_weights(model.transformer, drafter_model)
+    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size))

@@ -13,7 +13,7 @@ from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.dense import dense
 from d3d.masks.rules import Rows, block_rules, union
 from d3d.models.drafter import DrafterConfig, DrafterModel
-from d3d.models.from_target import delta_layers, from_target
+from d3d.models.from_target import from_target, linear_layers
 from d3d.models.kv_cache import PassThrough
 from d3d.models.tiny import tiny_transformer
 from d3d.models.transformer import Transformer
@@ -51,7 +51,7 @@ def test_deltas_of_scope_all_act_on_every_row() -> None:
 def test_full_weights_have_no_deltas() -> None:
     model = tiny_drafter(scope=None)
     assert model.delta_rows(CLEAN + SLOTS, SLOTS) == 0
-    assert all(layer.down is None for layer in delta_layers(model).values())
+    assert all(layer.down is None for layer in linear_layers(model).values())
 
 
 @pytest.mark.parametrize("scope", ["slots", "all", None])
@@ -67,8 +67,8 @@ def test_untrained_the_anchors_row_predicts_the_base_models_next_token(scope: st
 
 def test_every_linear_layer_but_the_head_carries_deltas() -> None:
     model = tiny_drafter()
-    assert set(delta_layers(model)) == {f"{i}.{name}" for i in range(2) for name in ("qkv", "out", "gate_up", "down")}
-    deltas = {f"transformer.layers.{name}.{part}" for name in delta_layers(model) for part in ("down", "up")}
+    assert set(linear_layers(model)) == {f"{i}.{name}" for i in range(2) for name in ("qkv", "out", "gate_up", "down")}
+    deltas = {f"transformer.layers.{name}.{part}" for name in linear_layers(model) for part in ("down", "up")}
     assert set(model.trainable()) == deltas | {"mask_vector"}
 
 

@@ -32,8 +32,16 @@ def older(base: OpenModel, tmp_path: Path) -> Path:
 
 def a_run(path: Path, base: OpenModel, start: Path, rank: int = 4, head: int | None = None, alignment: str = "next") -> TrainingRun:
     drafter = DrafterSpec(
-        block_size=8, delta=DeltaConfig(rank=rank), previous_token_rank=head, start=str(start), alignment=alignment  # type: ignore[arg-type]
+        block_size=8,
+        delta=DeltaConfig(rank=rank),
+        previous_token_rank=head,
+        start=str(start),
+        alignment=alignment,  # type: ignore[arg-type]
     )
+    return begin(path, base, drafter)
+
+
+def begin(path: Path, base: OpenModel, drafter: DrafterSpec) -> TrainingRun:
     training = TrainConfig(steps=1, stages=(Stage(share=1.0, block_size=4, anchors=2),), warmup=0)
     return TrainingRun(path, base, RunConfig(drafter=drafter, train=training, evaluate_draft_length=4), TEXTS[:3], TEXTS[3:])
 
@@ -47,13 +55,22 @@ def test_it_has_the_older_drafters_weights_and_a_new_head_that_says_nothing_yet(
     assert not began.previous_token_head.head.any()
 
 
+def test_deltas_that_the_new_drafter_lacks_are_left_out(base: OpenModel, older: Path, tmp_path: Path) -> None:
+    drafter = DrafterSpec(block_size=8, delta=DeltaConfig(rank=4, matrices=("qkv", "gate_up"), layers=(1,)), start=str(older))
+    run = begin(tmp_path / "run", base, drafter)
+    names = {name for name in run.model.trainable() if name != "mask_vector"}
+    assert names == {f"transformer.layers.1.{matrix}.{part}" for matrix in ("qkv", "gate_up") for part in ("down", "up")}
+    for name, parameter in load_drafter(older, base).trainable().items():
+        assert name not in names or torch.equal(run.model.trainable()[name], parameter), name
+
+
 def test_the_older_checkpoint_stays_as_it_is(base: OpenModel, older: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in older.iterdir()}
     a_run(tmp_path / "run", base, older).run(lambda _: None)
     assert {file.name: file.read_bytes() for file in older.iterdir()} == before
 
 
-@pytest.mark.parametrize(("change", "message"), [({"rank": 3}, "its delta is rank=4"), ({"alignment": "same"}, "its alignment is next")])
+@pytest.mark.parametrize(("change", "message"), [({"rank": 3}, "its delta.rank is 4"), ({"alignment": "same"}, "its alignment is next")])
 def test_a_drafter_of_another_kind_is_refused(change: dict[str, int], message: str, base: OpenModel, older: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match=message):
         a_run(tmp_path / "run", base, older, **change)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ belongs to sequence i of the list that it is called with; `keep` drops the rows 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -74,6 +74,15 @@ class Drafter(Protocol):
         ...
 
     def open(self, num_sequences: int, capacity: int) -> DraftSession: ...
+
+
+@runtime_checkable
+class SelfDrafter(Drafter, Protocol):
+    """A drafter that may be the target itself with something added: its clean rows are then the target's, and so can its cache be."""
+
+    def open_beside(self, target: TargetSession) -> DraftSession | None:
+        """A session on the target's own cache, for all its sequences; None where this target is another model."""
+        ...
 
 
 class AcceptanceRule(Protocol):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from typing import NamedTuple
 
-from d3d.core.protocols import Drafter, DraftSession
+from d3d.core.protocols import Drafter, DraftSession, SelfDrafter, TargetSession
 from d3d.core.types import DraftBlock
 from d3d.decoding.request import Request
 
 NO_DRAFT = DraftBlock()
+
+
+class Limits(NamedTuple):
+    """What blocks must keep to."""
+
+    draft_length: int
+    """Most tokens a block."""
+    capacity: int
+    """Tokens that a sequence and its draft can come to."""
+    vocab_size: int
 
 
 class Drafts:
@@ -18,14 +29,13 @@ class Drafts:
     session is opened when the first block is wanted, so the first token waits for no drafter.
     """
 
-    def __init__(self, drafter: Drafter, requests: ListLike[Request], draft_length: int, capacity: int, vocab_size: int) -> None:
-        """`draft_length`: most tokens a block; `capacity`: tokens that a sequence and its draft can come to."""
+    def __init__(self, drafter: Drafter, target: TargetSession, requests: ListLike[Request], limits: Limits) -> None:
+        """`target`: the session that verifies the blocks; its sequences are `requests`."""
         self._drafter = drafter
+        self._target = target
         self._session: DraftSession | None = None
         self._members = list(requests)
-        self._draft_length = draft_length
-        self._capacity = capacity
-        self._vocab_size = vocab_size
+        self._limits = limits
         self._faulty: set[int] = set()
 
     def blocks(self, requests: ListLike[Request]) -> list[DraftBlock]:
@@ -41,13 +51,17 @@ class Drafts:
     def _draft(self) -> list[DraftBlock]:
         self._let_go()
         # The bonus token comes on top, so a last token needs no draft.
-        lengths = [min(self._draft_length, member.scanner.remaining - 1) for member in self._members]
+        lengths = [min(self._limits.draft_length, member.scanner.remaining - 1) for member in self._members]
         if max(lengths, default=0) < 1:
             return [NO_DRAFT for _ in self._members]
         if self._session is None:
-            self._session = self._drafter.open(len(self._members), self._capacity)
+            self._session = self._open()
         blocks = self._session.draft([member.sequence for member in self._members], lengths)
-        return [_checked(block, length, self._vocab_size) for block, length in zip(blocks, lengths, strict=True)]
+        return [_checked(block, length, self._limits.vocab_size) for block, length in zip(blocks, lengths, strict=True)]
+
+    def _open(self) -> DraftSession:
+        beside = self._drafter.open_beside(self._target) if isinstance(self._drafter, SelfDrafter) else None
+        return beside or self._drafter.open(len(self._members), self._limits.capacity)
 
     def _let_go(self) -> None:
         rows = without_holes([not member.finished and row not in self._faulty for row, member in enumerate(self._members)])

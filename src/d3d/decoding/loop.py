@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from d3d.acceptance.sample_match import sample_match
 from d3d.core.protocols import Drafter, TargetEngine
 from d3d.core.types import FinishReason, RoundStats, Verdict
-from d3d.decoding.drafts import Drafts, without_holes
+from d3d.decoding.drafts import Drafts, Limits, without_holes
 from d3d.decoding.request import Request
 from d3d.decoding.round import run_round
 from d3d.decoding.stopping import Scan
@@ -42,7 +42,8 @@ def decode(target: TargetEngine, drafter: Drafter | None, requests: list[Request
     width = 0 if drafter is None else min(draft_length, drafter.block_size)
     capacity = max(request.sequence.prompt_length + request.scanner.limit for request in requests) + width + 1
     session = target.open(len(requests), capacity)
-    drafts = Drafts(drafter, requests, width, capacity, target.vocab_size) if drafter is not None and width else None
+    limits = Limits(width, capacity, target.vocab_size)
+    drafts = Drafts(drafter, session, requests, limits) if drafter is not None and width else None
     logits = session.forward([request.sequence.token_ids for request in requests], last_only=True)
     for index, (request, row) in enumerate(zip(requests, logits, strict=True)):
         scan = request.scanner.scan(sample_match(row, (), request.sequence, request.eos_token_ids))

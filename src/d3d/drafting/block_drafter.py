@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from d3d.core.protocols import TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.layout import MASKED, DraftLayout, draft_layout
+from d3d.engines.native import NativeSession
 from d3d.models.drafter import DrafterModel
+from d3d.models.from_target import clean_rows_are_of
+from d3d.models.kv_cache import KVCache
 
 CATCH_UP_ROWS = 1024
 """More missing clean tokens than this run in passes of their own before the pass that drafts."""
@@ -32,16 +36,22 @@ class BlockDrafter:
     def open(self, num_sequences: int, capacity: int) -> BlockDraftSession:
         limit = self.model.transformer.config.max_length
         # besides the text: the padding beside another sequence's catch-up rows, and the slots
-        return BlockDraftSession(self, num_sequences, min(capacity, limit) + 2 * self.block_size + 1)
+        room = min(capacity, limit) + 2 * self.block_size + 1
+        return BlockDraftSession(self, self.model.transformer.new_cache(num_sequences, room))
+
+    def open_beside(self, target: TargetSession) -> BesideTargetSession | None:
+        if not isinstance(target, NativeSession) or not clean_rows_are_of(self.model, target.model):
+            return None
+        return BesideTargetSession(self, target.cache)
 
 
 class BlockDraftSession:
     """Between passes the cache holds a clean prefix of every sequence's committed tokens, never a slot."""
 
-    def __init__(self, drafter: BlockDrafter, num_sequences: int, capacity: int) -> None:
+    def __init__(self, drafter: BlockDrafter, cache: KVCache) -> None:
         self._drafter = drafter
         self._model = drafter.model
-        self._cache = drafter.model.transformer.new_cache(num_sequences, capacity)
+        self._cache = cache
 
     @property
     def lengths(self) -> list[int]:
@@ -52,20 +62,24 @@ class BlockDraftSession:
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
+        return self.draft_behind([sequence.token_ids for sequence in sequences], lengths)
+
+    def draft_behind(self, texts: list[list[int]], lengths: ListLike[int]) -> list[DraftBlock]:
+        """A block of at most `lengths[i]` tokens to follow the token ids `texts[i]`."""
         decoder = self._model.transformer.config
         limit = decoder.max_length
-        wanted = [max(0, min(n, self._drafter.block_size, limit - len(s))) for s, n in zip(sequences, lengths, strict=True)]
+        wanted = [max(0, min(n, self._drafter.block_size, limit - len(text))) for text, n in zip(texts, lengths, strict=True)]
         if max(wanted) < 1:
-            return [DraftBlock() for _ in sequences]
+            return [DraftBlock() for _ in texts]
         # a text that the drafter's context can't hold goes along up to there, and gets no draft
-        known = [s.token_ids if len(s) <= limit else s.token_ids[:limit] for s in sequences]
+        known = [text if len(text) <= limit else text[:limit] for text in texts]
         unknown = [max(ids[done:], default=0) >= decoder.vocab_size for ids, done in zip(known, self._cache.lengths, strict=True)]
         if any(unknown):
             known = [_readable(ids, decoder.vocab_size) if odd else ids for ids, odd in zip(known, unknown, strict=True)]
         self._catch_up(known)
-        blocks = torch.full((len(sequences), max(wanted)), MASKED)
+        blocks = torch.full((len(texts), max(wanted)), MASKED)
         anchors = torch.tensor([ids[-1] for ids in known], device=self._model.transformer.device)
-        finite = torch.ones(len(sequences), dtype=torch.bool)
+        finite = torch.ones(len(texts), dtype=torch.bool)
         for step in range(self._drafter.num_denoise_steps):
             self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
@@ -100,6 +114,35 @@ class BlockDraftSession:
         )
         self._cache.advance(layout.num_clean)
         return hidden
+
+
+class BesideTargetSession:
+    """Drafts behind the target's own cached rows; the cache is left as the target had it."""
+
+    def __init__(self, drafter: BlockDrafter, cache: KVCache) -> None:
+        self._session = BlockDraftSession(drafter, cache)
+        self._cache = cache
+        self._sequence_ids = list(cache.sequence_ids)
+
+    def keep(self, rows: list[int]) -> None:
+        """The target compacts the cache itself, maybe less: what does not draft any more may go on there."""
+        self._sequence_ids = [self._sequence_ids[row] for row in rows]
+
+    @torch.inference_mode()
+    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
+        before = list(self._cache.lengths)
+        rows = [self._cache.sequence_ids.index(sequence_id) for sequence_id in self._sequence_ids]
+        texts, wanted = [[0] * (length + 1) for length in before], [0] * len(before)  # any text for those that do not draft
+        for row, sequence, length in zip(rows, sequences, lengths, strict=True):
+            texts[row], wanted[row] = sequence.token_ids, length
+        try:
+            blocks = self._session.draft_behind(texts, wanted)
+        finally:
+            self._cache.crop(before)
+        for row, block in enumerate(blocks):
+            if block.fault is not None:
+                self._cache.clear_behind(row)
+        return [blocks[row] for row in rows]
 
 
 def _readable(ids: list[int], vocab_size: int) -> list[int]:

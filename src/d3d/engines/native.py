@@ -34,12 +34,12 @@ class NativeSession:
     """The cache of one generation; see `TargetSession`."""
 
     def __init__(self, model: Transformer, num_sequences: int, capacity: int) -> None:
-        self._model = model
-        self._cache = model.new_cache(num_sequences, capacity)
+        self.model = model
+        self.cache = model.new_cache(num_sequences, capacity)
 
     @property
     def lengths(self) -> list[int]:
-        return self._cache.lengths
+        return self.cache.lengths
 
     @torch.inference_mode()
     def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
@@ -52,31 +52,31 @@ class NativeSession:
             for i, logits in enumerate(self._pass(chunk, wanted)):
                 if logits is not None:
                     outputs[i].append(logits)
-        nothing = torch.empty((0, self._model.config.vocab_size), device=self._model.device)
+        nothing = torch.empty((0, self.model.config.vocab_size), device=self.model.device)
         return [parts[0] if len(parts) == 1 else torch.cat([nothing, *parts]) for parts in outputs]
 
     def _pass(self, token_ids: list[list[int]], wanted: list[slice | None]) -> list[Tensor | None]:
-        device = self._model.device
+        device = self.model.device
         rows = max(len(ids) for ids in token_ids)
         padded = torch.tensor([ids + [0] * (rows - len(ids)) for ids in token_ids], device=device)
-        starts = torch.tensor(self._cache.lengths, device=device)
+        starts = torch.tensor(self.cache.lengths, device=device)
         positions = starts[:, None] + torch.arange(rows, device=device)
-        positions.clamp_(max=self._model.config.max_length - 1)  # only padding can reach beyond
-        even = rows == 1 and len(set(self._cache.lengths)) == 1
-        mask = None if even else causal(starts, rows, self._cache.num_keys(rows))
-        hidden = self._model.hidden(self._model.embed(padded), positions, mask, self._cache)
-        self._cache.advance([len(ids) for ids in token_ids])
+        positions.clamp_(max=self.model.config.max_length - 1)  # only padding can reach beyond
+        even = rows == 1 and len(set(self.cache.lengths)) == 1
+        mask = None if even else causal(starts, rows, self.cache.num_keys(rows))
+        hidden = self.model.hidden(self.model.embed(padded), positions, mask, self.cache)
+        self.cache.advance([len(ids) for ids in token_ids])
         picked = [hidden[i, rows_i] for i, rows_i in enumerate(wanted) if rows_i is not None]
         if not picked:
             return [None] * len(wanted)
-        logits = iter(self._model.logits(torch.cat(picked)).float().split([len(part) for part in picked]))
+        logits = iter(self.model.logits(torch.cat(picked)).float().split([len(part) for part in picked]))
         return [None if rows_i is None else next(logits) for rows_i in wanted]
 
     def crop(self, lengths: list[int]) -> None:
-        self._cache.crop(lengths)
+        self.cache.crop(lengths)
 
     def keep(self, rows: list[int]) -> None:
-        self._cache.keep(rows)
+        self.cache.keep(rows)
 
 
 def _wanted_rows(rows: int, is_last: bool, last_only: bool) -> slice | None:

@@ -14,14 +14,25 @@ TILE = 1 << 20
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """query [batch, heads, rows, head_dim], key and value [batch, kv_heads, keys, head_dim], mask bool
-    [batch or 1, rows, keys] (True = visible; None = every key is visible to every row) -> [batch, rows, heads * head_dim]."""
+    """query [batch, heads, rows, head_dim], key and value [batch, kv_heads, keys, head_dim], mask bool [batch or 1, rows, keys]
+    (True = visible; None = every key is visible to every row) or a `grouped_bias` -> [batch, rows, heads * head_dim]."""
     if query.device.type == "cpu" and not query.requires_grad:
-        few = query.shape[0] == 1 and query.shape[2] <= FUSED_ROWS
-        out = _grouped_fused(query, key, value, mask) if few else _tiled(query, key, value, mask)
+        out = _grouped_fused(query, key, value, mask) if are_few(query.shape[0], query.shape[2]) else _tiled(query, key, value, mask)
     else:
         out = F.scaled_dot_product_attention(query, key, value, None if mask is None else mask[:, None], enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
+
+
+def are_few(batch: int, rows: int) -> bool:
+    """Whether a pass without gradients goes through the fused kernel on a CPU."""
+    return batch == 1 and rows <= FUSED_ROWS
+
+
+def grouped_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """A mask as the fused kernel adds it, for all layers of a pass whose rows `are_few`: [batch or 1, 1, group * rows, keys], 0 where
+    visible; `group`: query heads that share a key head."""
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return bias.repeat(1, group, 1)[:, None]
 
 
 def _grouped_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -30,8 +41,9 @@ def _grouped_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     kv_heads = key.shape[1]
     group = heads // kv_heads
     grouped = query.reshape(batch, kv_heads, group * rows, head_dim)
-    grouped_mask = None if mask is None else mask.repeat(1, group, 1)[:, None]
-    return F.scaled_dot_product_attention(grouped, key, value, grouped_mask).view(batch, heads, rows, head_dim)
+    if mask is not None and mask.dtype is torch.bool:
+        mask = grouped_bias(mask, group, query.dtype)
+    return F.scaled_dot_product_attention(grouped, key, value, mask).view(batch, heads, rows, head_dim)
 
 
 def _tiled(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

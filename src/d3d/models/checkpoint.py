@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,24 +135,33 @@ def load_drafter(path: Path, target: OpenModel) -> DrafterModel:
 
 
 def start_from(path: Path, model: DrafterModel, base: OpenModel) -> None:
-    """Give a new drafter of `base` the trained tensors of a checkpoint of the same base. What the checkpoint lacks stays new.
+    """Give a new drafter of `base` the trained tensors of a checkpoint of the same base. What the checkpoint lacks stays new, and
+    what has no place in the new drafter (a delta of a matrix that has none there) is left out.
 
-    Raises InvalidCheckpoint where another model is its base, a tensor has no place in the drafter, or what the two share means
-    something else in each.
+    Raises InvalidCheckpoint where another model is its base, or what the two share means something else in each.
     """
     config = read_config(path)
     if config.base.fingerprint != base.fingerprint:
         raise InvalidCheckpoint(f"{path} is a drafter over {config.base.source}, whose weights are not those of {base.source}")
-    for name in ("kept_layers", "alignment", "mask_token_id", "delta"):
-        if getattr(config.drafter, name) != getattr(model.config, name):
-            found, wanted = getattr(config.drafter, name), getattr(model.config, name)
+    for name, found, wanted in _kinds(config.drafter, model.config):
+        if found != wanted:
             raise InvalidCheckpoint(f"{path} can't be started from: its {name} is {found}, the new drafter's is {wanted}")
     own = model.trainable()
-    tensors = read_tensors(path)
-    names = {name.removesuffix(SCALE) for name in tensors}
-    stored = unpack(path / WEIGHTS_FILE, tensors, {name: own[name].shape for name in own if name in names})
+    tensors = {name: tensor for name, tensor in read_tensors(path).items() if name.removesuffix(SCALE) in own}
+    shapes = {name: parameter.shape for name, parameter in own.items() if name in tensors}
+    stored = unpack(path / WEIGHTS_FILE, tensors, shapes)
     for name, tensor in stored.items():
         own[name].data = tensor.to(own[name].device, own[name].dtype, copy=True)
+
+
+def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, Any, Any]]:
+    """What two drafters must have in common for the tensors of one to mean something in the other."""
+    for name in ("kept_layers", "alignment", "mask_token_id"):
+        yield name, getattr(older, name), getattr(newer, name)
+    yield "delta", older.delta is not None, newer.delta is not None
+    if older.delta is not None and newer.delta is not None:
+        yield "delta.rank", older.delta.rank, newer.delta.rank
+        yield "delta.scope", older.delta.scope, newer.delta.scope
 
 
 def read_config(path: Path) -> CheckpointConfig:

@@ -20,16 +20,21 @@ from d3d.models.transformer import Transformer
 
 Alignment = Literal["next", "same"]
 DeltaScope = Literal["slots", "all"]
+Matrix = Literal["qkv", "out", "gate_up", "down"]
 
 
 class DeltaConfig(BaseModel):
-    """Low-rank deltas on every linear layer of the decoder."""
+    """Low-rank deltas on linear layers of the decoder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = Field(ge=1)
     scope: DeltaScope = "slots"
     """`slots`: clean tokens keep the base model's weights. `all`: the deltas act on every row."""
+    matrices: tuple[Matrix, ...] = Field(("qkv", "out", "gate_up", "down"), min_length=1)
+    """Which matrices of a layer have one. Each costs two small matrix products a layer, which a short pass notices."""
+    layers: tuple[int, ...] | None = Field(None, min_length=1)
+    """Which of the kept layers have them, by their number in the base; None: all."""
 
 
 class DrafterConfig(BaseModel):
@@ -55,6 +60,8 @@ class DrafterConfig(BaseModel):
     def _check(self) -> DrafterConfig:
         if not self.kept_layers or sorted(set(self.kept_layers)) != list(self.kept_layers) or self.kept_layers[0] < 0:
             raise ValueError(f"kept_layers must be ascending layer numbers and not empty, not {self.kept_layers}")
+        if self.delta is not None and (stray := sorted(set(self.delta.layers or ()) - set(self.kept_layers))):
+            raise ValueError(f"delta.layers names layer {stray[0]}, which is not kept")
         return self
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from d3d.core.errors import InvalidCheckpoint
-from d3d.models.drafter import DrafterConfig, DrafterModel, PreviousTokenHead
+from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel, PreviousTokenHead
 from d3d.models.linear import Linear
 from d3d.models.transformer import Transformer
 
@@ -26,7 +26,7 @@ def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> D
         for parameter in model.transformer.parameters():
             parameter.requires_grad_(True)
     else:
-        add_deltas(model, config.delta.rank, generator)
+        add_deltas(model, config.delta, generator)
     if config.mask_token_id is None:
         # near the middle of the embeddings, where an input that says nothing belongs
         noise = torch.randn(embedding.shape[1], generator=generator).to(embedding.device)
@@ -49,13 +49,23 @@ def select_layers(base: Transformer, kept_layers: tuple[int, ...], *, share: boo
     return copy.deepcopy(chosen, {id(tensor): tensor for tensor in shared})
 
 
-def delta_layers(model: DrafterModel) -> dict[str, Linear]:
-    """The linear layers that carry deltas, by name: all of the decoder's, not the head."""
+def clean_rows_are_of(model: DrafterModel, base: Transformer) -> bool:
+    """Whether the drafter's clean rows are `base`'s own: it shares all of its weights, and its deltas act at slots only."""
+    own = dict(model.transformer.named_parameters())
+    return model.config.clean_rows_are_base and all(own.get(name) is parameter for name, parameter in base.named_parameters())
+
+
+def linear_layers(model: DrafterModel) -> dict[str, Linear]:
+    """The decoder's linear layers by name, without the head."""
     return {name: module for name, module in model.transformer.layers.named_modules() if isinstance(module, Linear)}
 
 
-def add_deltas(model: DrafterModel, rank: int, generator: torch.Generator) -> None:
-    for module in delta_layers(model).values():
-        out_features, in_features = module.weight.shape
-        down = torch.randn(rank, in_features, generator=generator) * in_features**-0.5
-        module.add_delta(down.to(module.weight.device), torch.zeros(out_features, rank, device=module.weight.device))
+def add_deltas(model: DrafterModel, config: DeltaConfig, generator: torch.Generator) -> None:
+    for layer, number in zip(model.transformer.layers, model.config.kept_layers, strict=True):
+        if config.layers is not None and number not in config.layers:
+            continue
+        for name in config.matrices:
+            module = getattr(layer, name)
+            out_features, in_features = module.weight.shape
+            down = torch.randn(config.rank, in_features, generator=generator) * in_features**-0.5
+            module.add_delta(down.to(module.weight.device), torch.zeros(out_features, config.rank, device=module.weight.device))

@@ -36,6 +36,8 @@ class KVCache:
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * batch
+        self.sequence_ids = list(range(batch))
+        """Which of the sequences that it began with each row holds."""
         self._index = (torch.empty(0), torch.empty(0))
         self._indexed: tuple[tuple[int, ...], int] | None = None
 
@@ -100,11 +102,19 @@ class KVCache:
                 length = self.lengths[row]
                 self._keys[:, place, :, :length] = self._keys[:, row, :, :length]
                 self._values[:, place, :, :length] = self._values[:, row, :, :length]
-                # hidden, but a number that is not finite still counts: 0 * it for values, it - inf for keys (the fused kernels add masks)
-                self._keys[:, place, :, length:] = 0
-                self._values[:, place, :, length:] = 0
+                self._clear(place, length)
         self._keys, self._values = self._keys[:, : len(rows)], self._values[:, : len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
+        self.sequence_ids = [self.sequence_ids[row] for row in rows]
+
+    def clear_behind(self, row: int) -> None:
+        """Forget what rejected tokens and slots have left behind a sequence's tokens."""
+        self._clear(row, self.lengths[row])
+
+    def _clear(self, row: int, length: int) -> None:
+        # hidden, but a number that is not finite still counts: 0 * it for values, it - inf for keys (the fused kernels add masks)
+        self._keys[:, row, :, length:] = 0
+        self._values[:, row, :, length:] = 0
 
 
 class PassThrough:

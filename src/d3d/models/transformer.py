@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from d3d.core.errors import InvalidCheckpoint
+from d3d.models.attention import are_few, grouped_bias
 from d3d.models.config import DecoderConfig
 from d3d.models.kv_cache import KeyValueStore, KVCache
 from d3d.models.linear import Linear
@@ -173,6 +174,8 @@ class Transformer(nn.Module):
         where the deltas act. Returns the final norm's output [batch, rows, hidden_size].
         """
         rotary = Rotary(self._cos[positions].to(x.dtype), self._sin[positions].to(x.dtype))
+        if mask is not None and x.device.type == "cpu" and not torch.is_grad_enabled() and are_few(x.shape[0], x.shape[1]):
+            mask = grouped_bias(mask, self.config.num_heads // self.config.num_kv_heads, x.dtype)
         again = self.checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             if again:

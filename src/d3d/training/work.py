@@ -9,7 +9,7 @@ from torch import Tensor
 
 from d3d.models.config import decoder_config
 from d3d.models.drafter import DrafterConfig, DrafterModel
-from d3d.models.from_target import delta_layers, from_target
+from d3d.models.from_target import from_target, linear_layers
 from d3d.models.tiny import tensor_shapes
 from d3d.models.transformer import Transformer
 from d3d.training.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
@@ -54,8 +54,8 @@ def answer_flops(model: DrafterModel, shape: AnswerShape, *, computed_twice: boo
     """Operations of forward and backward of one answer: 2 for each weight and row, as much again for the gradients of inputs, and
     again for those of weights, where they are trained; attention counts all scores, masked ones too."""
     c, drafter = model.transformer.config, model.config
-    weights = sum(layer.weight.numel() for layer in delta_layers(model).values())
-    deltas = sum(part.numel() for layer in delta_layers(model).values() for part in (layer.down, layer.up) if part is not None)
+    weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
+    deltas = sum(part.numel() for layer in linear_layers(model).values() for part in (layer.down, layer.up) if part is not None)
     scores_a_key = 4 * len(model.transformer.layers) * c.num_heads * c.head_dim
     head = 2 * c.vocab_size * c.hidden_size
     if drafter.clean_rows_are_base:
