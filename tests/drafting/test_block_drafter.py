@@ -35,10 +35,10 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     original = BlockDraftSession._pass
 
-    def watch(self: BlockDraftSession, layout: DraftLayout) -> Tensor:
-        logits = original(self, layout)
+    def watch(self: BlockDraftSession, layout: DraftLayout) -> tuple[Tensor, Tensor]:
+        states, logits = original(self, layout)
         seen.append(logits.clone())
-        return logits
+        return states, logits
 
     monkeypatch.setattr(BlockDraftSession, "_pass", watch)
     return seen

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
@@ -13,6 +14,7 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.models.checkpoint import load_drafter, save_drafter
 from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.models.from_target import from_target
+from d3d.models.linear import pack_weights
 from d3d.models.tiny import tiny_transformer
 from support.tiny_model import open_tiny
 
@@ -20,11 +22,11 @@ TEXT = [3, 14, 15, 9, 26]
 VOCAB = 97
 
 
-def drafter(alignment: str = "next", *, strength: float = 1.0, rank: int | None = 4) -> DrafterModel:
-    config = DrafterConfig(block_size=5, alignment=alignment, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_rank=rank)
+def drafter(alignment: str = "next", *, strength: float = 1.0, width: int | None = 4) -> DrafterModel:
+    config = DrafterConfig(block_size=5, alignment=alignment, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=width)
     model = from_target(tiny_transformer(), config, seed=1)
     if model.previous_token_head is not None:
-        torch.nn.init.normal_(model.previous_token_head.head, std=strength, generator=torch.Generator().manual_seed(5))
+        torch.nn.init.normal_(model.previous_token_head.up, std=strength, generator=torch.Generator().manual_seed(5))
     return model.eval()
 
 
@@ -35,33 +37,46 @@ def draft(model: DrafterModel, texts: list[list[int]] | None = None, steps: int 
 
 
 @pytest.mark.parametrize("alignment", ["next", "same"])
-def test_each_token_is_chosen_given_the_one_before(alignment: str) -> None:
-    model, without = drafter(alignment), drafter(alignment, strength=0.0)
-    logits = torch.zeros(1, 5, VOCAB)
-    seen = []
-
-    def remember(values: torch.Tensor, *_: object) -> None:
-        logits.copy_(values)
-
-    plain_choose = without.choose_in_turn
-    without.choose_in_turn = remember  # type: ignore[method-assign]
-    draft(without)
-    without.choose_in_turn = plain_choose  # type: ignore[method-assign]
+@pytest.mark.parametrize("candidates", [1, 7, 64])
+def test_each_token_is_the_best_of_a_slots_candidates_given_the_two_before(
+    alignment: str, candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("d3d.models.drafter.CANDIDATES", candidates)
+    model = drafter(alignment)
     head = model.previous_token_head
     assert head is not None
-    previous = TEXT[-1]
+    states, logits = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1)), torch.zeros(1, 5, VOCAB)
+    size = model.transformer.config.hidden_size
+    states = states[..., :size]
+    logits.copy_(model.transformer.logits(states))
+    expected, seen = [], [TEXT[-1], TEXT[-2]]
     for place in range(5):
-        row = logits[0, place].clone()
+        scores = logits[0, place].clone()
         if place or alignment == "same":
-            row += head.head @ head.embedding[previous]
-        previous = int(row.argmax())
-        seen.append(previous)
-    assert draft(model) == [tuple(seen)]
-    assert draft(model) != draft(without)
+            normed = F.rms_norm(states[0, place], (size,))
+            tokens = F.rms_norm(model.transformer.embedding[seen], (size,)).flatten()
+            told = states[0, place] + head.up @ F.silu(head.of_state @ normed + head.of_tokens @ tokens)
+            best = scores.topk(candidates).indices
+            scores[best] = model.transformer.head.weight[best] @ told
+        expected.append(int(scores.argmax()))
+        seen = [expected[-1], seen[0]]
+    model.choose_in_turn(states, logits, torch.full((1, 5), -1), torch.tensor([[TEXT[-1], TEXT[-2]]]))
+    assert logits.argmax(-1)[0].tolist() == expected
+
+
+def test_it_changes_what_is_drafted() -> None:
+    assert draft(drafter()) != draft(drafter(strength=0.0))
+
+
+def test_packed_weights_change_nothing() -> None:
+    model, packed = drafter(), drafter()
+    pack_weights(packed)
+    assert packed.transformer.head.weight.is_mkldnn
+    assert draft(packed) == draft(model)
 
 
 def test_a_fresh_head_says_nothing() -> None:
-    assert draft(drafter(strength=0.0)) == draft(drafter(rank=None))
+    assert draft(drafter(strength=0.0)) == draft(drafter(width=None))
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -73,12 +88,12 @@ def test_a_batch_drafts_what_each_would_alone(steps: int) -> None:
 
 def test_it_travels_in_the_checkpoint(tiny_target: Path, tmp_path: Path) -> None:
     base = open_tiny(tiny_target)
-    config = DrafterConfig(block_size=5, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_rank=3)
+    config = DrafterConfig(block_size=5, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=3)
     model = from_target(base.transformer, config)
     assert model.previous_token_head is not None
-    torch.nn.init.normal_(model.previous_token_head.head)
+    torch.nn.init.normal_(model.previous_token_head.up)
     save_drafter(tmp_path / "drafter", model, base, storage="float32")
     loaded = load_drafter(tmp_path / "drafter", base)
     assert loaded.previous_token_head is not None
-    assert torch.equal(loaded.previous_token_head.head, model.previous_token_head.head)
-    assert torch.equal(loaded.previous_token_head.embedding, model.previous_token_head.embedding)
+    for name, parameter in model.previous_token_head.named_parameters():
+        assert torch.equal(loaded.previous_token_head.get_parameter(name), parameter), name

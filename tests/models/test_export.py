@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.models.checkpoint import load_drafter, save_drafter
-from d3d.models.drafter import DeltaConfig, DrafterModel
+from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.models.export import Exported, export_drafter
 from d3d.models.kv_cache import PassThrough
 from d3d.models.merged import MASK_TOKEN
@@ -27,6 +27,7 @@ from support.tiny_model import open_tiny, random_drafter, write_tiny_target
 
 TEXT = [5, 17, 80, 3, 41, 200, 7]
 SLOTS = 5
+(HEAD_SIZE,) = (name for name in DrafterConfig.model_fields if name.startswith("previous_token"))
 
 
 def no_spare_rows(target: Path) -> Path:
@@ -259,8 +260,8 @@ def test_what_a_dtype_cannot_hold_is_refused(tiny_target: Path, tmp_path: Path) 
         ({"scope": None}, []),
         ({"scope": "all", "block_attention": "bidirectional"}, ["the earlier ones only"]),
         ({"scope": "all", "alignment": "same"}, ["shifted by one"]),
-        ({"scope": "all", "previous_token_rank": 4}, ["previous-token head"]),
-        ({"block_attention": "bidirectional", "previous_token_rank": 4}, ["act at slots only", "the earlier ones only", "left out"]),
+        ({"scope": "all", "previous_token_width": 4}, ["previous-token head"]),
+        ({"block_attention": "bidirectional", "previous_token_width": 4}, ["act at slots only", "the earlier ones only", "left out"]),
     ],
     ids=str,
 )

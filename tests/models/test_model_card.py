@@ -18,6 +18,7 @@ from d3d.training.corpus import Sample
 from d3d.training.run import TrainingRun
 from support.tiny_model import open_tiny, random_drafter
 
+(HEAD_SIZE,) = (name for name in DrafterConfig.model_fields if name.startswith("previous_token"))
 PROVENANCE = {
     "target": "org/Target-8B",
     "base": "org/Base-1B@main",
@@ -102,7 +103,7 @@ def test_it_describes_the_drafter() -> None:
     assert "8 tokens, bidirectional attention, alignment `same`" in card
     assert "| masked place | token id 7 |" in card
     assert f"| target | models/mine, weights fingerprint `{'f' * 64}` |" in card, "the base is the target"
-    assert "| previous-token head | rank 4 |" in drafter_card(made(previous_token_rank=4))
+    assert "| previous-token head | width 4 |" in drafter_card(made(previous_token_width=4))
     assert "on every row" in drafter_card(made(delta=DeltaConfig(rank=2, scope="all")))
 
 

@@ -220,9 +220,9 @@ def test_among_equal_logits_the_lower_id_is_first_as_in_the_choice_itself() -> N
 
 
 def test_a_previous_token_head_is_heeded_in_replay() -> None:
-    model = tiny_drafter(previous_token_rank=4)
+    model = tiny_drafter(previous_token_width=4)
     assert model.previous_token_head is not None
-    model.previous_token_head.head.data = torch.randn(model.previous_token_head.head.shape, generator=torch.Generator().manual_seed(3))
+    torch.nn.init.normal_(model.previous_token_head.up, generator=torch.Generator().manual_seed(3))
     samples = [Sample(text(n, seed=n), text(20, seed=n + 50), "test", 0.0, 0) for n in (5, 8)]
     plain = predict_blocks(tiny_drafter(), torch.tensor(samples[0].token_ids), 5, 6).tokens
     told = predict_blocks(model, torch.tensor(samples[0].token_ids), 5, 6).tokens

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from d3d.training.losses import Recorded, Scorer, Teacher, head_loss, slot_losses, slot_weights
+from d3d.training.losses import Recorded, Teacher, head_loss, slot_losses, slot_weights
 
 
 @pytest.mark.parametrize("rows", [1, 5, 128, 300])
@@ -18,7 +18,7 @@ def test_the_loss_over_a_frozen_head_is_the_weighted_cross_entropy_with_its_grad
     results = []
     for frozen in (True, False):
         x = hidden.clone().requires_grad_()
-        loss = head_loss(x, Scorer(head.clone().requires_grad_(not frozen)), targets, weights)
+        loss = head_loss(x, head.clone().requires_grad_(not frozen), targets, weights)
         (3 * loss).backward()
         assert x.grad is not None
         results.append((loss.detach(), x.grad))
@@ -32,12 +32,12 @@ def test_rows_without_weight_count_nothing_and_no_weight_at_all_is_no_nan() -> N
     hidden, head = torch.randn(4, 8, requires_grad=True), torch.randn(20, 8)
     targets = torch.tensor([1, 2, 3, 4])
     weights = torch.tensor([1.0, 0.0, 2.0, 0.0])
-    loss = head_loss(hidden, Scorer(head), targets, weights)
-    torch.testing.assert_close(loss, head_loss(hidden[[0, 2]], Scorer(head), targets[[0, 2]], weights[[0, 2]]))
+    loss = head_loss(hidden, head, targets, weights)
+    torch.testing.assert_close(loss, head_loss(hidden[[0, 2]], head, targets[[0, 2]], weights[[0, 2]]))
     loss.backward()
     assert hidden.grad is not None
     assert not hidden.grad[[1, 3]].any()
-    assert head_loss(hidden, Scorer(head), targets, torch.zeros(4)).item() == 0
+    assert head_loss(hidden, head, targets, torch.zeros(4)).item() == 0
 
 
 def test_a_bfloat16_head_is_right_within_its_rounding() -> None:
@@ -47,7 +47,7 @@ def test_a_bfloat16_head_is_right_within_its_rounding() -> None:
     gradients, values = [], []
     for dtype in (torch.float32, torch.bfloat16):
         x = hidden.clone().to(dtype).requires_grad_()
-        loss = head_loss(x, Scorer(head.to(dtype)), targets, weights)
+        loss = head_loss(x, head.to(dtype), targets, weights)
         loss.backward()
         assert x.grad is not None
         gradients.append(x.grad.float())
@@ -59,28 +59,15 @@ def test_a_bfloat16_head_is_right_within_its_rounding() -> None:
 def given(rows: int = 150) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(rows)
     hidden, head = torch.randn(rows, 16, generator=generator), torch.randn(97, 16, generator=generator)
-    extra, extra_head = torch.randn(rows, 4, generator=generator), torch.randn(97, 4, generator=generator)
-    return hidden, head, extra, extra_head, torch.randint(0, 97, (rows,), generator=generator), torch.rand(rows, generator=generator)
-
-
-def test_a_previous_token_head_learns_with_its_gradient() -> None:
-    hidden, head, extra, extra_head, targets, weights = given()
-    gradients = []
-    for frozen in (True, False):
-        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, extra, extra_head)]
-        loss = head_loss(leaves[0], Scorer(head.clone().requires_grad_(not frozen), leaves[1], leaves[2]), targets, weights)
-        loss.backward()
-        gradients.append([loss.detach(), *(leaf.grad for leaf in leaves)])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    return hidden, head, torch.randint(0, 97, (rows,), generator=generator), torch.rand(rows, generator=generator)
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_teacher_shares_the_label(share: float) -> None:
-    hidden, head, _, _, targets, weights = given()
+    hidden, head, targets, weights = given()
     teacher = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1))
     one, other = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    loss = head_loss(one, Scorer(head), targets, weights, Teacher(teacher, share))
+    loss = head_loss(one, head, targets, weights, Teacher(teacher, share))
     logits = other @ head.T
     label = (1 - share) * F.one_hot(targets, 97) + share * (teacher @ head.T).softmax(-1)
     expected = (F.cross_entropy(logits, label, reduction="none") * weights).sum() / weights.sum()
@@ -91,15 +78,15 @@ def test_a_teacher_shares_the_label(share: float) -> None:
 
 
 def test_a_head_that_is_trained_has_no_teacher() -> None:
-    hidden, head, _, _, targets, weights = given()
+    hidden, head, targets, weights = given()
     with pytest.raises(ValueError, match="its own teacher"):
-        head_loss(hidden, Scorer(head.requires_grad_()), targets, weights, Teacher(hidden, 0.5))
+        head_loss(hidden, head.requires_grad_(), targets, weights, Teacher(hidden, 0.5))
 
 
 def test_losses_and_hits_of_slots() -> None:
-    hidden, head, extra, extra_head, targets, _ = given()
-    losses, hits = slot_losses(hidden, Scorer(head, extra, extra_head), targets)
-    logits = hidden @ head.T + extra @ extra_head.T
+    hidden, head, targets, _ = given()
+    losses, hits = slot_losses(hidden, head, targets)
+    logits = hidden @ head.T
     torch.testing.assert_close(losses, F.cross_entropy(logits, targets, reduction="none"), atol=1e-4, rtol=1e-4)
     assert torch.equal(hits, logits.argmax(-1) == targets)
 
@@ -136,7 +123,7 @@ def test_a_recorded_distribution_teaches_as_the_teacher_itself_does(trained_head
     losses, gradients = [], []
     for trained, one in ((False, Teacher(teacher, 0.3)), (trained_head, Recorded(ids, probabilities, 0.3))):
         given = hidden.clone().requires_grad_()
-        loss = head_loss(given, Scorer(head.clone().requires_grad_(trained)), targets, weights, one)
+        loss = head_loss(given, head.clone().requires_grad_(trained), targets, weights, one)
         loss.backward()
         losses.append(loss.item())
         gradients.append(given.grad)

@@ -34,9 +34,9 @@ def a_run(path: Path, base: OpenModel, start: Path, rank: int = 4, head: int | N
     drafter = DrafterSpec(
         block_size=8,
         delta=DeltaConfig(rank=rank),
-        previous_token_rank=head,
+        previous_token_width=head,
         start=str(start),
-        alignment=alignment,  # type: ignore[arg-type]
+        alignment=alignment,
     )
     return begin(path, base, drafter)
 
@@ -52,7 +52,7 @@ def test_it_has_the_older_drafters_weights_and_a_new_head_that_says_nothing_yet(
         assert torch.equal(began.trainable()[name], parameter), name
     assert began.config.block_size == 8
     assert began.previous_token_head is not None
-    assert not began.previous_token_head.head.any()
+    assert not began.previous_token_head.up.any()
 
 
 def test_deltas_that_the_new_drafter_lacks_are_left_out(base: OpenModel, older: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_older_checkpoint_stays_as_it_is(base: OpenModel, older: Path, tmp_p
 @pytest.mark.parametrize(("change", "message"), [({"rank": 3}, "its delta.rank is 4"), ({"alignment": "same"}, "its alignment is next")])
 def test_a_drafter_of_another_kind_is_refused(change: dict[str, int], message: str, base: OpenModel, older: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match=message):
-        a_run(tmp_path / "run", base, older, **change)  # type: ignore[arg-type]
+        a_run(tmp_path / "run", base, older, **change)
 
 
 def test_a_drafter_over_other_weights_is_refused(older: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.layout import MASKED, DraftLayout, draft_layout
 from d3d.engines.native import NativeSession
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import SEEN_TOKENS, DrafterModel
 from d3d.models.from_target import clean_rows_are_of
 from d3d.models.kv_cache import KVCache
 
@@ -78,13 +78,13 @@ class BlockDraftSession:
             known = [_readable(ids, decoder.vocab_size) if odd else ids for ids, odd in zip(known, unknown, strict=True)]
         self._catch_up(known)
         blocks = torch.full((len(texts), max(wanted)), MASKED)
-        anchors = torch.tensor([ids[-1] for ids in known], device=self._model.transformer.device)
+        last = torch.tensor([last_tokens(ids) for ids in known], device=self._model.transformer.device)
         finite = torch.ones(len(texts), dtype=torch.bool)
         for step in range(self._drafter.num_denoise_steps):
             self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
-            logits = self._pass(layout)
-            self._model.choose_in_turn(logits, blocks.to(logits.device), anchors)
+            states, logits = self._pass(layout)
+            self._model.choose_in_turn(states, logits, blocks.to(logits.device), last)
             finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
             blocks = reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
         drafted = zip(blocks.tolist(), wanted, finite.tolist(), unknown, strict=True)
@@ -96,11 +96,13 @@ class BlockDraftSession:
             part = [ids[: min(done + CATCH_UP_ROWS, len(ids) - 1)] for ids, done in zip(known, self._cache.lengths, strict=True)]
             self._hidden(draft_layout(self._model.config, self._cache.lengths, part, no_blocks))
 
-    def _pass(self, layout: DraftLayout) -> Tensor:
-        """Float32 logits of the rows that predict drafted tokens, [batch, draft_length, target_vocab_size]."""
+    def _pass(self, layout: DraftLayout) -> tuple[Tensor, Tensor]:
+        """The rows that predict drafted tokens: states [batch, draft_length, hidden_size], and float32 logits
+        [batch, draft_length, target_vocab_size]."""
         hidden = self._hidden(layout)
         index = layout.predicting[..., None].expand(-1, -1, hidden.shape[-1])
-        return self._model.draft_logits(hidden.gather(1, index), self._drafter.target_vocab_size)
+        states = hidden.gather(1, index)
+        return states, self._model.draft_logits(states, self._drafter.target_vocab_size)
 
     def _hidden(self, layout: DraftLayout) -> Tensor:
         layout = layout.to(self._model.transformer.device)
@@ -143,6 +145,11 @@ class BesideTargetSession:
             if block.fault is not None:
                 self._cache.clear_behind(row)
         return [blocks[row] for row in rows]
+
+
+def last_tokens(ids: list[int]) -> list[int]:
+    """The last SEEN_TOKENS of a text, the very last first; the first one again where it has fewer."""
+    return [ids[max(0, len(ids) - 1 - back)] for back in range(SEEN_TOKENS)]
 
 
 def _readable(ids: list[int], vocab_size: int) -> list[int]:

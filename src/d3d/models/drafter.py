@@ -20,6 +20,12 @@ from d3d.models.transformer import Transformer
 
 Alignment = Literal["next", "same"]
 DeltaScope = Literal["slots", "all"]
+SEEN_TOKENS = 2
+"""Tokens before a slot's own that a previous-token head is told."""
+
+CANDIDATES = 64
+"""A slot's best tokens, which are weighed again when the tokens before it are known."""
+
 Matrix = Literal["qkv", "out", "gate_up", "down"]
 
 
@@ -53,8 +59,8 @@ class DrafterConfig(BaseModel):
     """Which of the base model's layers it has, in order."""
     delta: DeltaConfig | None = None
     """None: full weights of its own."""
-    previous_token_rank: int | None = Field(None, ge=1)
-    """Rank of the previous-token head; None where a slot's logits do not depend on the token drafted before it."""
+    previous_token_width: int | None = Field(None, ge=1)
+    """Inner width of the previous-token head; None where a slot's logits do not depend on the tokens drafted before it."""
 
     @model_validator(mode="after")
     def _check(self) -> DrafterConfig:
@@ -75,20 +81,27 @@ class DrafterConfig(BaseModel):
 
 
 class PreviousTokenHead(nn.Module):
-    """A low-rank table of bigram logits: what the token drafted just before says of the next (DSpark's Markov head, arXiv 2607.05147).
+    """Tells a slot's final state which tokens were drafted before it, by a gated low-rank step (the idea is DSpark's Markov head,
+    arXiv 2607.05147; there it is a table of bigram logits).
 
-    All slots of a block are computed at once, so none of them knows what the one before it came to; this much it can be told.
+    All slots of a block are computed at once, so none of them knows what those before it came to; this much it can be told.
     """
 
-    def __init__(self, embedding: Tensor, head: Tensor) -> None:
-        """embedding, head: [vocab_size, rank]; the logits that token t adds are `head @ embedding[t]`."""
+    def __init__(self, hidden_size: int, width: int, generator: torch.Generator) -> None:
+        """Says nothing before it is trained: `up` is zero."""
         super().__init__()
-        self.embedding = nn.Parameter(embedding)
-        self.head = nn.Parameter(head)
+        self.of_state = nn.Parameter(torch.randn(width, hidden_size, generator=generator) * hidden_size**-0.5)
+        self.of_tokens = nn.Parameter(torch.randn(width, SEEN_TOKENS * hidden_size, generator=generator) * hidden_size**-0.5)
+        self.up = nn.Parameter(torch.zeros(hidden_size, width))
 
-    def forward(self, previous: Tensor, vocab_size: int) -> Tensor:
-        """previous int64 [n] -> [n, vocab_size], in the weights' dtype."""
-        return linear(F.embedding(previous, self.embedding), self.head[:vocab_size])
+    def forward(self, states: Tensor, seen: Tensor) -> Tensor:
+        """states [n, hidden_size]; seen [n, SEEN_TOKENS, hidden_size]: embeddings of the tokens before, the nearest first.
+        Returns the states [n, hidden_size] from which the head makes logits, in their dtype."""
+        size, dtype = states.shape[1:], states.dtype
+        told = linear(F.rms_norm(states, size), self.of_state.to(dtype)) + linear(
+            F.rms_norm(seen, size).flatten(1), self.of_tokens.to(dtype)
+        )
+        return states + linear(F.silu(told), self.up.to(dtype))
 
 
 class DrafterModel(nn.Module):
@@ -106,6 +119,7 @@ class DrafterModel(nn.Module):
         self.transformer = transformer
         self.mask_vector = None
         self.previous_token_head = None
+        self._unpacked_head: Tensor | None = None
 
     def set_mask_vector(self, vector: Tensor) -> None:
         """vector [hidden_size]: the learned embedding of a masked position."""
@@ -133,20 +147,43 @@ class DrafterModel(nn.Module):
             logits[..., mask_token_id] = float("-inf")
         return logits
 
-    def choose_in_turn(self, logits: Tensor, blocks: Tensor, anchor_ids: Tensor) -> None:
-        """Add, in place, what each slot's previous token says; where that is still open it is the best of the row before.
+    def tell(self, states: Tensor, seen_ids: Tensor) -> Tensor:
+        """states [n, hidden_size], seen_ids int64 [n, SEEN_TOKENS]: the tokens before what each state predicts, the nearest first ->
+        states [n, hidden_size] that know them; the same where there is no previous-token head."""
+        if self.previous_token_head is None:
+            return states
+        return self.previous_token_head(states, self.transformer.embed(seen_ids))
 
-        logits float32 [n, draft_length, vocab_size]; blocks int64 [n, draft_length], negative where open; anchor_ids int64 [n].
-        Nothing happens without a previous-token head.
+    def choose_in_turn(self, states: Tensor, logits: Tensor, blocks: Tensor, last_ids: Tensor) -> None:
+        """Weigh again, in place, each slot's best tokens by what the tokens before it are; where these are still open they are the
+        best of the rows before.
+
+        states [n, draft_length, hidden_size] and their logits, float32 [n, draft_length, vocab_size]; blocks int64 [n, draft_length],
+        negative where open; last_ids int64 [n, SEEN_TOKENS]: the last committed tokens, the anchor first. Nothing happens without a
+        previous-token head.
         """
         if self.previous_token_head is None:
             return
-        previous = anchor_ids
+        seen, head = last_ids, self._head_rows()
         for place in range(logits.shape[1]):
             row = logits[:, place]
             if place > 0 or self.config.alignment == "same":  # in `next` the first row is the anchor's own: it knows its token
-                row += self.previous_token_head(previous, logits.shape[2])
-            previous = torch.where(blocks[:, place] < 0, row.argmax(-1), blocks[:, place])
+                best = row.topk(min(CANDIDATES, row.shape[1])).indices
+                told = self.tell(states[:, place], seen)
+                row.scatter_(1, best, torch.matmul(head[best], told[..., None])[..., 0].float())
+            chosen = torch.where(blocks[:, place] < 0, row.argmax(-1), blocks[:, place])
+            seen = torch.cat((chosen[:, None], seen[:, :-1]), dim=1)
+
+    def _head_rows(self) -> Tensor:
+        """The head's weight as rows that can be picked, [vocab_size, hidden_size]."""
+        weight = self.transformer.head.weight
+        if not weight.is_mkldnn:
+            return weight
+        if self.transformer.config.tied:
+            return self.transformer.embedding
+        if self._unpacked_head is None:
+            self._unpacked_head = weight.to_dense()
+        return self._unpacked_head
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name to parameter of what a checkpoint stores: deltas or full weights, mask vector, previous-token head."""

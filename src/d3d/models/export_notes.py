@@ -5,14 +5,14 @@ from __future__ import annotations
 from d3d.models.drafter import DrafterConfig
 
 
-def limits(config: DrafterConfig) -> list[str]:
-    """What a plain causal language model can't do as this drafter does."""
+def limits(config: DrafterConfig, *, previous_token_head: bool) -> list[str]:
+    """What a plain causal language model can't do as this drafter does. `previous_token_head`: whether it has one."""
     found = []
     if config.clean_rows_are_base:
         found.append(
             "The drafter's deltas act at slots only, a plain model's weights on every row: here clean tokens go through the slots' "
-            "weights, too, which they were not trained for, so blocks differ from those of d3d and fewer of their tokens will be kept. "
-            "Deltas trained with `scope: all`, and full weights, lose nothing."
+            "weights, too, which they were not trained for. Blocks differ from those of d3d, and hardly any of their tokens will be "
+            "kept: this drafter is for d3d. Deltas trained with `scope: all`, and full weights, lose nothing."
         )
     if config.block_attention == "bidirectional":
         found.append(
@@ -24,7 +24,7 @@ def limits(config: DrafterConfig) -> list[str]:
             "The drafter's slots predict their own places (`alignment: same`), but engines with parallel drafting read each row as a "
             "prediction of the next place, so their drafts would be shifted by one. Train with `alignment: next` for them."
         )
-    if config.previous_token_rank is not None:
+    if config.previous_token_width is not None:
         found.append(
             "The drafter's previous-token head has no place in a plain causal language model: it is left out, and fewer drafted tokens "
             "will be kept."

@@ -31,10 +31,9 @@ def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> D
         # near the middle of the embeddings, where an input that says nothing belongs
         noise = torch.randn(embedding.shape[1], generator=generator).to(embedding.device)
         model.set_mask_vector(embedding.mean(0) + noise * embedding.std())
-    if config.previous_token_rank is not None:
-        shape = (base.config.vocab_size, config.previous_token_rank)
-        rows = torch.randn(shape, generator=generator).to(embedding.device) * config.previous_token_rank**-0.5
-        model.previous_token_head = PreviousTokenHead(rows, torch.zeros_like(rows))  # says nothing before it is trained
+    if config.previous_token_width is not None:
+        head = PreviousTokenHead(base.config.hidden_size, config.previous_token_width, generator)
+        model.previous_token_head = head.to(embedding.device)
     return model
 
 

@@ -113,12 +113,20 @@ def _what_it_is(made: Made) -> str:
         "weights": weights,
         "block": f"{config.block_size} tokens, {config.block_attention} attention, alignment `{config.alignment}`",
         "masked place": "a learned vector" if config.mask_token_id is None else f"token id {config.mask_token_id}",
-        "previous-token head": f"rank {config.previous_token_rank}" if config.previous_token_rank else "none",
     }
+    rows |= _more(config.model_dump(exclude={"kept_layers", "block_size", "block_attention", "alignment", "mask_token_id", "delta"}))
+    if config.delta is not None:
+        rows |= {f"deltas: {name}": value for name, value in _more(config.delta.model_dump(exclude={"rank", "scope"})).items()}
     return f"""It proposes blocks of tokens by block diffusion, for its target to check: speculative decoding, in which what is written
 stays the target's own. It reads token ids only, no hidden states.
 
 {_table(rows)}"""
+
+
+def _more(settings: dict[str, Any]) -> dict[str, str]:
+    """What else is set, in the words of the configuration."""
+    texts = {name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in settings.items()}
+    return {name: texts[name] for name, value in settings.items() if value is not None}
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
@@ -154,7 +162,7 @@ def _history(made: Made) -> list[str]:
 def _figures(measured: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
     rows = {"acceptance length (tokens a round, the target's own one counted)": measured["acceptance_length"]}
     rows |= {name: held_out[key] for name, key in (("draft length", "draft_length"), ("held-out answers", "answers")) if key in held_out}
-    text = f"## Figures\n\nReplayed in d3d on answers that were not trained on.\n\n{_table(rows)}"
+    text = f"## Figures\n\nOf the drafter in d3d, replayed on answers that were not trained on.\n\n{_table(rows)}"
     kept = measured.get("acceptance_at")
     if isinstance(kept, list) and kept:
         shares = {str(place): f"{100 * share:.1f} %" for place, share in enumerate(kept, 1)}

@@ -112,7 +112,7 @@ class DrafterSpec(BaseModel):
     """None keeps all."""
     delta: DeltaConfig | None = DeltaConfig(rank=64)
     """None trains full weights."""
-    previous_token_rank: int | None = None
+    previous_token_width: int | None = None
     start: str | None = None
     """A drafter of the same base and rank to go on from (directory, preset or hub id); what it lacks, such as a previous-token head,
     begins as new."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import SEEN_TOKENS, DrafterModel
 from d3d.models.kv_cache import KVCache
 from d3d.training.acceptance import Acceptance
 from d3d.training.blocks import clean_pass, hang_blocks, slot_pass
@@ -75,8 +75,10 @@ def _block_logits(model: DrafterModel, token_ids: Tensor, hidden: Tensor, cache:
     if num_slots := config.num_slots(length):
         slots = slot_pass(model, cache, hang_blocks(anchors, num_slots, config.alignment))
         rows.append(slots.view(len(anchors), num_slots, -1))
-    logits = model.draft_logits(torch.cat(rows, dim=1), model.transformer.config.vocab_size)
-    model.choose_in_turn(logits, torch.full(logits.shape[:2], -1, device=logits.device), token_ids[anchors])
+    states = torch.cat(rows, dim=1)
+    logits = model.draft_logits(states, model.transformer.config.vocab_size)
+    last = torch.stack([token_ids[(anchors - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
+    model.choose_in_turn(states, logits, torch.full(logits.shape[:2], -1, device=logits.device), last)
     return logits
 
 

@@ -14,23 +14,6 @@ HEAD_ROWS = 128
 Weighting = Literal["decay", "dpace", "first_failure"]
 
 
-class Scorer(NamedTuple):
-    """What turns hidden states into logits: `hidden @ head.T`, plus `extra @ extra_head.T` where there is a previous-token head."""
-
-    head: Tensor
-    """[vocab_size, hidden_size]."""
-    extra: Tensor | None = None
-    """[n, rank], a row for each hidden state."""
-    extra_head: Tensor | None = None
-    """[vocab_size, rank]."""
-
-    def logits(self, hidden: Tensor, rows: slice = slice(None)) -> Tensor:
-        logits = hidden[rows] @ self.head.T
-        if self.extra is not None and self.extra_head is not None:
-            logits = logits + self.extra[rows].to(logits.dtype) @ self.extra_head.T.to(logits.dtype)
-        return logits
-
-
 def slot_weights(weighting: Weighting, decay: float, losses: Tensor, hits: Tensor, inside: Tensor) -> Tensor:
     """Weight of every slot of every block, float32 [blocks, slots]; a rejection ends a block, so early slots weigh most.
 
@@ -51,12 +34,12 @@ def slot_weights(weighting: Weighting, decay: float, losses: Tensor, hits: Tenso
 
 
 @torch.no_grad()
-def slot_losses(hidden: Tensor, scorer: Scorer, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy (nats, float32 [n]) and whether the best token is the right one (bool [n]), without gradients."""
+def slot_losses(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """hidden [n, hidden_size], head [vocab_size, hidden_size]: cross entropy (nats, float32 [n]) and whether the best token is the right one (bool [n]), without gradients."""
     losses, hits = [], []
     for start in range(0, len(hidden), HEAD_ROWS):
         rows = slice(start, start + HEAD_ROWS)
-        logits = scorer.logits(hidden, rows)
+        logits = hidden[rows] @ head.T
         losses.append(logits.logsumexp(-1).float() - logits.gather(1, targets[rows, None])[:, 0].float())
         hits.append(logits.argmax(-1) == targets[rows])
     return torch.cat(losses), torch.cat(hits)
@@ -89,23 +72,23 @@ class Recorded(NamedTuple):
         return out.scatter_(1, self.ids[rows], self.probabilities[rows].to(head.dtype))
 
 
-def head_loss(hidden: Tensor, scorer: Scorer, targets: Tensor, weights: Tensor, teacher: Teacher | Recorded | None = None) -> Tensor:
+def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, teacher: Teacher | Recorded | None = None) -> Tensor:
     """Weighted mean cross entropy (nats), a float32 scalar.
 
-    hidden [n, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are made, used and dropped a few
+    hidden [n, hidden_size], head [vocab_size, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are made, used and dropped a few
     rows at a time: the whole of them would be the largest tensor of a step. A `Teacher` needs a frozen head, its own.
     """
     weights = weights / weights.sum().clamp(min=1e-9)
-    if scorer.head.requires_grad:
+    if head.requires_grad:
         if isinstance(teacher, Teacher):
             raise ValueError("a head that is trained can't be its own teacher")
-        logits = scorer.logits(hidden).float()
+        logits = (hidden @ head.T).float()
         losses = F.cross_entropy(logits, targets, reduction="none")
         if teacher is not None:
             soft = logits.logsumexp(-1) - (logits.gather(1, teacher.ids) * teacher.probabilities).sum(-1)
             losses = (1 - teacher.share) * losses + teacher.share * soft
         return (losses * weights).sum()
-    loss: Tensor = _FrozenHeadLoss.apply(hidden, targets, weights, teacher, *scorer)  # type: ignore[no-untyped-call]
+    loss: Tensor = _FrozenHeadLoss.apply(hidden, targets, weights, teacher, head)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -120,31 +103,23 @@ class _FrozenHeadLoss(torch.autograd.Function):
         weights: Tensor,
         teacher: Teacher | Recorded | None,
         head: Tensor,
-        extra: Tensor | None,
-        extra_head: Tensor | None,
     ) -> Tensor:
-        scorer = Scorer(head, extra, extra_head)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         of_hidden = torch.empty_like(hidden)
-        of_extra = None if extra is None else torch.empty_like(extra)
-        of_extra_head = None if extra_head is None else torch.zeros_like(extra_head)
         for start in range(0, len(hidden), HEAD_ROWS):
             rows = slice(start, start + HEAD_ROWS)
-            logits = scorer.logits(hidden, rows)
+            logits = hidden[rows] @ head.T
             losses, error = _error(logits, targets[rows], None if teacher is None else (teacher.soft(rows, head), teacher.share))
             total += (losses * weights[rows]).sum()
             error *= weights[rows, None].to(error.dtype)
             of_hidden[rows] = error @ head
-            if extra is not None and extra_head is not None and of_extra is not None and of_extra_head is not None:
-                of_extra[rows] = (error @ extra_head.to(error.dtype)).to(extra.dtype)
-                of_extra_head += (error.T @ extra[rows].to(error.dtype)).to(extra_head.dtype)
-        ctx.save_for_backward(of_hidden, of_extra, of_extra_head)
+        ctx.save_for_backward(of_hidden)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_extra, of_extra_head = (None if g is None else g * grad_outputs[0].to(g.dtype) for g in ctx.saved_tensors)
-        return of_hidden, None, None, None, None, of_extra, of_extra_head
+        (of_hidden,) = ctx.saved_tensors
+        return of_hidden * grad_outputs[0].to(of_hidden.dtype), None, None, None, None
 
 
 def _error(logits: Tensor, targets: Tensor, teacher: tuple[Tensor, float] | None) -> tuple[Tensor, Tensor]:

@@ -7,14 +7,16 @@ from contextlib import nullcontext
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import SEEN_TOKENS, DrafterModel
 from d3d.training.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.training.config import Stage, TrainConfig
-from d3d.training.losses import Recorded, Scorer, Teacher, head_loss, slot_losses, slot_weights
+from d3d.training.losses import Recorded, Teacher, head_loss, slot_losses, slot_weights
 from d3d.training.top_logits import TopLogits
+
+UNTOLD = 6
+"""One block in so many learns without the previous-token head."""
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ def answer_loss(model: DrafterModel, answer: Answer, anchors: list[int], stage: 
     loss, count = _slots_loss(model, answer, batch, slots, None, stage, config)
     rows = slice(first - 1, len(token_ids) - 1)
     even = torch.ones(len(token_ids) - first, device=token_ids.device)
-    ar_loss = head_loss(clean[rows], Scorer(model.transformer.head.weight), token_ids[first:], even)
+    ar_loss = head_loss(clean[rows], model.transformer.head.weight, token_ids[first:], even)
     return AnswerLoss(loss + config.ar_weight * ar_loss, count)
 
 
@@ -84,17 +86,27 @@ def _slots_loss(
     token_ids = answer.token_ids
     inside = batch.targets < len(token_ids)
     within = batch.targets.clamp(max=len(token_ids) - 1)
-    scorer = _scorer(model, token_ids[within - 1].flatten())
-    targets = token_ids[within].flatten()
+    keep = inside.flatten()
+    states = _told(model, slots, token_ids, within)
+    head, targets = model.transformer.head.weight, token_ids[within].flatten()
     if config.weighting == "decay":  # needs no look at how the slots do
         losses = hits = torch.zeros(inside.shape, device=token_ids.device)
     else:
-        losses, hits = (values.view(inside.shape) for values in slot_losses(slots.detach(), scorer, targets))
+        losses, hits = (values.view(inside.shape) for values in slot_losses(states.detach(), head, targets))
     weights = slot_weights(config.weighting, stage.decay, losses, hits, inside).flatten()
-    keep = inside.flatten()
-    kept = Scorer(scorer.head, None if scorer.extra is None else scorer.extra[keep], scorer.extra_head)
     teacher = _teacher(answer, within.flatten()[keep], clean, config)
-    return AnswerLoss(head_loss(slots[keep], kept, targets[keep], weights[keep], teacher), int(keep.sum()))
+    return AnswerLoss(head_loss(states[keep], head, targets[keep], weights[keep], teacher), int(keep.sum()))
+
+
+def _told(model: DrafterModel, slots: Tensor, token_ids: Tensor, targets: Tensor) -> Tensor:
+    """The slots' states, told the tokens before their targets (int64 [num_blocks, num_slots], places in the text) by the previous-token
+    head. Every `UNTOLD`th block is not: the tokens that are weighed again are those that a slot finds best without being told."""
+    if model.previous_token_head is None:
+        return slots
+    seen = torch.stack([token_ids[(targets - 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=-1)
+    told = model.tell(slots, seen.flatten(0, 1)).view(*targets.shape, -1)
+    untold = torch.arange(len(targets), device=targets.device) % UNTOLD == 0
+    return torch.where(untold[:, None, None], slots.view(told.shape), told).flatten(0, 1)
 
 
 def _teacher(answer: Answer, places: Tensor, clean: Tensor | None, config: TrainConfig) -> Teacher | Recorded | None:
@@ -106,11 +118,3 @@ def _teacher(answer: Answer, places: Tensor, clean: Tensor | None, config: Train
         ids = answer.top.ids[rows].to(places.device, torch.int64)
         return Recorded(ids, answer.top.log_probs[rows].to(places.device).float().softmax(-1), config.distillation)
     return None if clean is None else Teacher(clean[places - 1], config.distillation)
-
-
-def _scorer(model: DrafterModel, previous: Tensor) -> Scorer:
-    """previous int64 [n]: the token before the one that each slot predicts."""
-    head = model.previous_token_head
-    if head is None:
-        return Scorer(model.transformer.head.weight)
-    return Scorer(model.transformer.head.weight, F.embedding(previous, head.embedding), head.head)
