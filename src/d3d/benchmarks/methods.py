@@ -1,0 +1,224 @@
+"""The methods that can be compared. All of ours run through one engine and one loop; only the drafter differs.
+
+A mode of `d3d.api.MODES` is a method of the same name. It takes part without a word here if it is served by `Model.stream`; a line
+in OWN gives it the times of its rounds, and batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from d3d.api import DEFAULT_DRAFT_LENGTH, MODES, Model
+from d3d.baselines.draft_model import DraftModel, autoregressive_head, draft_model
+from d3d.baselines.lookup import LookupDrafter
+from d3d.benchmarks.answers import Answer, Peer, Question, Sampling, Setting
+from d3d.benchmarks.own import answer_together, answer_with_mode
+from d3d.core.errors import InvalidRequest
+from d3d.core.protocols import Drafter
+from d3d.drafting.block_drafter import BlockDrafter
+from d3d.models.fingerprint import weights_fingerprint
+from d3d.models.open_model import open_model
+
+PLAIN = "plain"
+"""What every other method is compared with, so it is always among them."""
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What methods need besides the model."""
+
+    draft_model: str | None = None
+    """A causal model that drafts for `draft_model` and `transformers_assistant`."""
+    server_url: str | None = None
+    server_model: str | None = None
+    server_key: str | None = None
+    gguf: str | None = None
+    """The file that llama.cpp runs; the target's own where that is a GGUF file or a preset."""
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to answer."""
+
+    name: str
+    answer: Callable[[Sequence[Question], Setting], list[Answer]]
+    drafts: bool
+    """Whether a draft length means something to it."""
+    batches: bool
+    """Whether it can answer several questions together."""
+    is_peer: bool = False
+    is_plain: bool = False
+    """Decodes without speculation: what speed-ups are measured against."""
+    max_draft_length: int | None = None
+    describe: Callable[[], dict[str, Any]] = field(default=dict)
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+def _no_drafter(model: Model, options: MethodOptions) -> None:  # noqa: ARG001 - plain needs neither
+    return None
+
+
+def _serial(model: Model, options: MethodOptions) -> Drafter:  # noqa: ARG001 - the model brings its drafter
+    if model.drafter is None:
+        raise InvalidRequest(f"method serial: it needs a drafter for {model.target.source}; give one with --drafter")
+    return model.drafter
+
+
+def _lookup(model: Model, options: MethodOptions) -> Drafter:  # noqa: ARG001 - it needs no model
+    return LookupDrafter()
+
+
+def _draft_model(model: Model, options: MethodOptions) -> DraftModel:
+    if options.draft_model is not None:
+        return draft_model(open_model(options.draft_model, device=options.device, dtype=options.dtype), model.target)
+    if model.drafter is None:
+        raise InvalidRequest("method draft_model: name a causal model with --draft-model, or a drafter whose own head can be used")
+    return autoregressive_head(model.drafter.model, model.engine.vocab_size)
+
+
+OWN: dict[str, Callable[[Model, MethodOptions], Drafter | None]] = {
+    PLAIN: _no_drafter,
+    "serial": _serial,
+    "lookup": _lookup,
+    "draft_model": _draft_model,
+}
+"""The drafter that each of our methods puts into the loop."""
+
+PeerMaker = Callable[[Model, MethodOptions, Sampling], Peer]
+
+
+class PeerSpec(NamedTuple):
+    """Another program, made only when it is asked for."""
+
+    make: PeerMaker
+    drafts: bool
+    is_plain: bool
+
+
+def _transformers(kind: str) -> PeerMaker:
+    def make(model: Model, options: MethodOptions, sampling: Sampling) -> Peer:
+        from d3d.benchmarks.peers.transformers import TransformersPeer
+
+        return TransformersPeer(model.target, kind, options.draft_model, ignore_eos=sampling.ignore_eos)
+
+    return make
+
+
+def _server(model: Model, options: MethodOptions, sampling: Sampling) -> Peer:
+    from d3d.benchmarks.peers.openai_server import OpenAIServer
+
+    if options.server_url is None:
+        raise InvalidRequest("method server: say where it is, with --server-url http://HOST:PORT/v1")
+    if sampling.ignore_eos:
+        raise InvalidRequest("method server: not every server can ignore the end of an answer; leave --ignore-eos out")
+    return OpenAIServer(options.server_url, options.server_model, api_key=options.server_key, tokenizer=model.tokenizer)
+
+
+def _llama_cpp(model: Model, options: MethodOptions, sampling: Sampling) -> Peer:
+    from d3d.benchmarks.peers.llama_cpp import LlamaCpp, gguf_file
+
+    return LlamaCpp(gguf_file(model.target.source, options.gguf), model.target, ignore_eos=sampling.ignore_eos)
+
+
+PEERS: dict[str, PeerSpec] = {
+    "transformers": PeerSpec(_transformers("plain"), drafts=False, is_plain=True),
+    "transformers_lookup": PeerSpec(_transformers("lookup"), drafts=True, is_plain=False),
+    "transformers_assistant": PeerSpec(_transformers("assistant"), drafts=True, is_plain=False),
+    "server": PeerSpec(_server, drafts=False, is_plain=False),
+    "llama_cpp": PeerSpec(_llama_cpp, drafts=False, is_plain=True),
+}
+
+NAMES: tuple[str, ...] = tuple(dict.fromkeys(itertools.chain(MODES, OWN, PEERS)))
+
+
+def make_methods(names: Sequence[str], model: Model, options: MethodOptions, sampling: Sampling) -> list[Method]:
+    """The methods of these names, plain first and added where it is missing.
+
+    Raises InvalidRequest for a name that there is not, for what a method lacks, and for a peer where answers are sampled; what
+    opening a model or a peer raises, MissingExtra among it.
+    """
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise InvalidRequest(f"method {unknown[0]!r}: there is none of this name; there are {', '.join(NAMES)}")
+    wanted = list(dict.fromkeys([PLAIN, *names]))
+    peers = [name for name in wanted if name in PEERS]
+    if peers and sampling.temperature > 0:
+        raise InvalidRequest(
+            f"method {peers[0]}: other programs sample with other noise, so peers are compared greedily; take temperature 0"
+        )
+    return [_make(name, model, options, sampling) for name in wanted]
+
+
+def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -> Method:
+    if name in PEERS:
+        return _peer(name, PEERS[name], PEERS[name].make(model, options, sampling))
+    if name not in OWN:
+        return _mode(name, model, sampling)
+    drafter = OWN[name](model, options)
+
+    def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
+        return answer_together(model, drafter, questions, setting, sampling)
+
+    return Method(
+        name,
+        answer,
+        drafts=drafter is not None,
+        batches=True,
+        is_plain=name == PLAIN,
+        max_draft_length=None if drafter is None else drafter.block_size,
+        describe=lambda: _about(drafter, options),
+    )
+
+
+def _about(drafter: Drafter | None, options: MethodOptions) -> dict[str, Any]:
+    """What a drafter is, for the provenance."""
+    if isinstance(drafter, BlockDrafter):
+        config = drafter.model.config
+        return {
+            "fingerprint": weights_fingerprint(drafter.model.trainable()),
+            "block_size": config.block_size,
+            "kept_layers": list(config.kept_layers),
+        }
+    if isinstance(drafter, LookupDrafter):
+        return {"longest": drafter.longest, "shortest": drafter.shortest}
+    if isinstance(drafter, DraftModel):
+        return {"model": options.draft_model or "the clean rows of the drafter"}
+    return {}
+
+
+def _mode(name: str, model: Model, sampling: Sampling) -> Method:
+    """A mode of which this module knows no more than its name."""
+
+    def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
+        return [answer_with_mode(model, name, question, setting, sampling) for question in questions]
+
+    limit = None if model.drafter is None else model.drafter.block_size
+    return Method(name, answer, drafts=True, batches=False, max_draft_length=limit)
+
+
+def _peer(name: str, spec: PeerSpec, peer: Peer) -> Method:
+    def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
+        return [peer.answer(question, setting) for question in questions]
+
+    return Method(
+        name, answer, drafts=spec.drafts, batches=False, is_peer=True, is_plain=spec.is_plain, describe=peer.describe, close=peer.close
+    )
+
+
+def settings_for(method: Method, max_tokens: int, batch: int, draft_lengths: Sequence[int]) -> list[Setting]:
+    """How a method is asked in one part of a run: once for each draft length, if these mean something to it; not at all in batches
+    that it can't do."""
+    if batch > 1 and not method.batches:
+        return []
+    if not method.drafts:
+        return [Setting(max_tokens=max_tokens, batch=batch)]
+    limit = method.max_draft_length
+    lengths = draft_lengths or [DEFAULT_DRAFT_LENGTH if limit is None else min(DEFAULT_DRAFT_LENGTH, limit)]
+    if limit is not None and max(lengths) > limit:
+        raise InvalidRequest(f"draft length: {max(lengths)} is above what {method.name} can draft, {limit}")
+    return [Setting(max_tokens=max_tokens, batch=batch, draft_length=length) for length in lengths]

@@ -1,0 +1,103 @@
+"""Where results come from: what was asked, of which files, with which versions, on which machine, by which command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from d3d.core.errors import InvalidRequest
+
+PROVENANCE_FILE = "provenance.json"
+FORMAT = 1
+
+
+def machine() -> dict[str, Any]:
+    """This machine, as far as it decides about speed."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "load_at_start": load,
+    }
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def session(methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One time that the command was run. methods: what each says of itself."""
+    return {
+        "command": ["d3d", *sys.argv[1:]],
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "d3d": version("d3d-decoding"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+        },
+        "machine": machine(),
+        "methods": methods,
+    }
+
+
+def read_provenance(directory: Path) -> dict[str, Any]:
+    """Raises InvalidRequest where there is none, or it is damaged."""
+    file = directory / PROVENANCE_FILE
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise InvalidRequest(f"{file}: written by another version of d3d (format {content['format']}); run the benchmark again")
+        return content
+    except FileNotFoundError as error:
+        raise InvalidRequest(f"{directory} holds no {PROVENANCE_FILE}; give the directory of a benchmark run") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{file} can't be read ({error}); run the benchmark again") from error
+
+
+def begin(directory: Path, fixed: dict[str, Any], sets: dict[str, dict[str, Any]], methods: dict[str, dict[str, Any]]) -> None:
+    """Note that a run begins or goes on. fixed: what must not change within one run; sets: which files were read; methods: what each
+    says of itself.
+
+    Raises InvalidRequest for what is not the run that the directory holds.
+    """
+    file = directory / PROVENANCE_FILE
+    known: dict[str, Any] = {"format": FORMAT, "fixed": fixed, "sets": {}, "sessions": []}
+    if file.is_file():
+        known = read_provenance(directory)
+    for name in fixed:
+        _must_agree(directory, name, known["fixed"].get(name), fixed[name])
+    for name, about in sets.items():
+        _must_agree(directory, f"set {name}", known["sets"].get(name, about)["sha256"], about["sha256"])
+    for name, about in methods.items():
+        earlier = [before["methods"][name] for before in known["sessions"] if name in before["methods"]]
+        _must_agree(directory, f"method {name}", (earlier or [about])[-1], about)
+    known["sets"] |= sets
+    known["sessions"].append(session(methods))
+    work = file.with_suffix(".partial")
+    work.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    work.replace(file)
+
+
+def _must_agree(directory: Path, name: str, before: Any, now: Any) -> None:
+    if before != now:
+        raise InvalidRequest(
+            f"{directory} holds a run with another {name}: {before!r}, not {now!r}; take another name for this one, or go on as it began"
+        )
