@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.models.checkpoint import load_drafter, save_drafter
-from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
+from d3d.models.drafter import DeltaConfig, DrafterModel
 from d3d.models.export import Exported, export_drafter
 from d3d.models.kv_cache import PassThrough
 from d3d.models.merged import MASK_TOKEN
@@ -27,7 +27,6 @@ from support.tiny_model import open_tiny, random_drafter, write_tiny_target
 
 TEXT = [5, 17, 80, 3, 41, 200, 7]
 SLOTS = 5
-(HEAD_SIZE,) = (name for name in DrafterConfig.model_fields if name.startswith("previous_token"))
 
 
 def no_spare_rows(target: Path) -> Path:
@@ -48,7 +47,7 @@ def saved(base: OpenModel, path: Path, **kind: Any) -> DrafterModel:
     save_drafter(path, random_drafter(base, **kind), base, storage="float32")
     model = load_drafter(path, base)
     if model.config.delta is not None:
-        model.config = model.config.model_copy(update={"delta": DeltaConfig(rank=model.config.delta.rank, scope="all")})
+        model.config = model.config.model_copy(update={"delta": model.config.delta.model_copy(update={"scope": "all"})})
     return model
 
 
@@ -86,6 +85,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3, alignment same": ({"family": "qwen3"}, {"alignment": "same"}),
     "mask token": ({}, {"scope": "all", "mask_token_id": 301}),
     "mask token, full weights": ({"tie_word_embeddings": False}, {"scope": None, "mask_token_id": 301}),
+    "deltas on some matrices of one layer": ({}, {"delta": DeltaConfig(rank=4, scope="all", matrices=("qkv", "down"), layers=(1,))}),
     "another rotary base": ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, {"scope": "all"}),
 }
 

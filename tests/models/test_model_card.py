@@ -18,7 +18,6 @@ from d3d.training.corpus import Sample
 from d3d.training.run import TrainingRun
 from support.tiny_model import open_tiny, random_drafter
 
-(HEAD_SIZE,) = (name for name in DrafterConfig.model_fields if name.startswith("previous_token"))
 PROVENANCE = {
     "target": "org/Target-8B",
     "base": "org/Base-1B@main",
@@ -73,7 +72,7 @@ def test_a_base_that_is_a_directory_is_no_base_model_for_a_hub(tmp_path: Path, m
         "| target | org/Target-8B |",
         f"| base | org/Base-1B@main, weights fingerprint `{'f' * 64}` |",
         "| layers of the base | 4 (0 to 2, 5) |",
-        "low-rank deltas (rank 8) that act at slots only",
+        "low-rank deltas (rank 8) on qkv, out, gate_up, down of all layers, that act at slots only",
         "16 tokens, causal attention, alignment `next`",
         "1050 answers",
         "| gsm8k | 700 |",
@@ -104,7 +103,8 @@ def test_it_describes_the_drafter() -> None:
     assert "| masked place | token id 7 |" in card
     assert f"| target | models/mine, weights fingerprint `{'f' * 64}` |" in card, "the base is the target"
     assert "| previous-token head | width 4 |" in drafter_card(made(previous_token_width=4))
-    assert "on every row" in drafter_card(made(delta=DeltaConfig(rank=2, scope="all")))
+    delta = DeltaConfig(rank=2, scope="all", matrices=("qkv", "down"), layers=(0, 1, 5))
+    assert "(rank 2) on qkv, down of layers 0 to 1, 5, that act on every row" in drafter_card(made(delta=delta))
 
 
 def test_the_place_of_a_local_target_is_not_for_others_to_type() -> None:

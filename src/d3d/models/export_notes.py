@@ -5,8 +5,8 @@ from __future__ import annotations
 from d3d.models.drafter import DrafterConfig
 
 
-def limits(config: DrafterConfig, *, previous_token_head: bool) -> list[str]:
-    """What a plain causal language model can't do as this drafter does. `previous_token_head`: whether it has one."""
+def limits(config: DrafterConfig) -> list[str]:
+    """What a plain causal language model can't do as this drafter does."""
     found = []
     if config.clean_rows_are_base:
         found.append(

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from d3d.models.drafter import DrafterConfig
+from d3d.models.drafter import DeltaConfig, DrafterConfig
 from d3d.models.hub import is_hub_id
 from d3d.models.presets import PRESETS
 
@@ -101,32 +101,25 @@ def _to_type(source: str) -> str:
 
 def _what_it_is(made: Made) -> str:
     config = made.config
-    if config.delta is None:
-        weights = "full weights of its own"
-    else:
-        where = "at slots only, so clean tokens keep the base's weights" if config.delta.scope == "slots" else "on every row"
-        weights = f"low-rank deltas (rank {config.delta.rank}) that act {where}"
     rows = {
         "target": f"{made.target}" + (f", weights fingerprint `{made.fingerprint}`" if made.target == made.base else ""),
         "base": f"{made.base}, weights fingerprint `{made.fingerprint}`",
         "layers of the base": f"{len(config.kept_layers)} ({_ranges(config.kept_layers)})",
-        "weights": weights,
+        "weights": "full weights of its own" if config.delta is None else _deltas(config.delta),
         "block": f"{config.block_size} tokens, {config.block_attention} attention, alignment `{config.alignment}`",
         "masked place": "a learned vector" if config.mask_token_id is None else f"token id {config.mask_token_id}",
+        "previous-token head": f"width {config.previous_token_width}" if config.previous_token_width else "none",
     }
-    rows |= _more(config.model_dump(exclude={"kept_layers", "block_size", "block_attention", "alignment", "mask_token_id", "delta"}))
-    if config.delta is not None:
-        rows |= {f"deltas: {name}": value for name, value in _more(config.delta.model_dump(exclude={"rank", "scope"})).items()}
     return f"""It proposes blocks of tokens by block diffusion, for its target to check: speculative decoding, in which what is written
 stays the target's own. It reads token ids only, no hidden states.
 
 {_table(rows)}"""
 
 
-def _more(settings: dict[str, Any]) -> dict[str, str]:
-    """What else is set, in the words of the configuration."""
-    texts = {name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in settings.items()}
-    return {name: texts[name] for name, value in settings.items() if value is not None}
+def _deltas(delta: DeltaConfig) -> str:
+    where = "at slots only, so clean tokens keep the base's weights" if delta.scope == "slots" else "on every row"
+    layers = "all layers" if delta.layers is None else f"layers {_ranges(delta.layers)}"
+    return f"low-rank deltas (rank {delta.rank}) on {', '.join(delta.matrices)} of {layers}, that act {where}"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
