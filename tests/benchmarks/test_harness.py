@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,17 +28,36 @@ def model(tiny_target: Path, tiny_drafter: Path) -> d3d.Model:
     return d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> str:
-    file = tmp_path / "mine.jsonl"
+def written(directory: Path) -> str:
+    file = directory / "mine.jsonl"
     rows = [{"id": "a", "prompt": "the cat"}, {"id": "b", "turns": ["how much?", "and two?"]}, {"id": "c", "prompt": "hello world"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
 
 
 @pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    return written(tmp_path)
+
+
+@pytest.fixture
 def plan(tmp_path: Path, prompts: str) -> Plan:
     return Plan(tmp_path / "run", (read_set(prompts),), max_tokens=(12,), draft_lengths=(3,))
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory, model: d3d.Model) -> Path:
+    """Directory of a whole run of all methods; not to be changed."""
+    directory = tmp_path_factory.mktemp("once")
+    run(Plan(directory / "run", (read_set(written(directory)),), max_tokens=(12,), draft_lengths=(3,)), model)
+    return directory / "run"
+
+
+@pytest.fixture
+def finished(once: Path, plan: Plan) -> Plan:
+    """A plan whose directory holds that run."""
+    shutil.copytree(once, plan.directory)
+    return plan
 
 
 def bench(plan: Plan, model: d3d.Model, names: Sequence[str] = NAMES, options: MethodOptions | None = None) -> Benchmark:
@@ -59,10 +79,9 @@ def watched(methods: list[Method], calls: list[tuple[str, tuple[int, ...], int]]
     return [watch(method) for method in methods]
 
 
-def test_every_method_answers_every_prompt_and_in_float32_like_plain(plan: Plan, model: d3d.Model) -> None:
-    rows = run(plan, model)
+def test_every_method_answers_every_prompt_and_in_float32_like_plain(once: Path) -> None:
+    rows = read_rows(once / "results.jsonl")
     assert len(rows) == 4 * 4
-    assert rows == read_rows(plan.directory / "results.jsonl")
     plain = {(row.prompt_id, row.turn): row for row in rows if row.method == "plain"}
     assert sorted(plain) == [("a", 0), ("b", 0), ("b", 1), ("c", 0)]
     for row in rows:
@@ -81,7 +100,7 @@ def test_every_method_answers_every_prompt_and_in_float32_like_plain(plan: Plan,
         assert 0 < row.timing.ttft_s <= row.timing.total_s <= row.timing.batch_s
         assert (row.peak_memory_bytes or 0) > 1 << 20
     # one JSON object a line, with the names that readers look for
-    first = json.loads((plan.directory / "results.jsonl").read_text().splitlines()[0])
+    first = json.loads((once / "results.jsonl").read_text().splitlines()[0])
     assert {"method", "set", "prompt_id", "prompt_tokens", "completion_tokens", "timing", "acceptance", "identity"} <= first.keys()
 
 
@@ -97,8 +116,8 @@ def test_methods_alternate_prompt_by_prompt_and_warm_up_unmeasured(plan: Plan, m
     assert calls[1][2] == 12
 
 
-def test_the_second_turn_goes_on_from_plains_answer(plan: Plan, model: d3d.Model) -> None:
-    rows = [row for row in run(plan, model) if row.prompt_id == "b"]
+def test_the_second_turn_goes_on_from_plains_answer(once: Path, model: d3d.Model) -> None:
+    rows = [row for row in read_rows(once / "results.jsonl") if row.prompt_id == "b"]
     first = next(row for row in rows if row.turn == 0)
     conversation = [
         {"role": "user", "content": "how much?"},
@@ -109,9 +128,9 @@ def test_the_second_turn_goes_on_from_plains_answer(plan: Plan, model: d3d.Model
 
 
 @pytest.mark.parametrize("torn", [0, 1, 40])
-def test_a_run_that_was_killed_goes_on_behind_its_last_whole_row(plan: Plan, model: d3d.Model, torn: int) -> None:
-    whole = run(plan, model)
-    file = plan.directory / "results.jsonl"
+def test_a_run_that_was_killed_goes_on_behind_its_last_whole_row(finished: Plan, model: d3d.Model, torn: int) -> None:
+    plan, file = finished, finished.directory / "results.jsonl"
+    whole = read_rows(file)
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:7]) + lines[7][:torn])
     calls: list[tuple[str, tuple[int, ...], int]] = []
@@ -155,9 +174,8 @@ def test_sampled_answers_are_compared_too(plan: Plan, model: d3d.Model) -> None:
     assert [row.token_ids for row in rows if row.method == "plain"] != [row.token_ids for row in greedy]
 
 
-def test_provenance_tells_what_was_asked_and_where(plan: Plan, model: d3d.Model) -> None:
-    run(plan, model)
-    known = read_provenance(plan.directory)
+def test_provenance_tells_what_was_asked_and_where(once: Path, model: d3d.Model) -> None:
+    known = read_provenance(once)
     assert known["fixed"]["target_fingerprint"] == model.target.fingerprint
     assert known["fixed"]["dtype"] == "float32"
     assert known["sets"]["mine"]["asked"] == 3
@@ -176,16 +194,16 @@ def test_provenance_tells_what_was_asked_and_where(plan: Plan, model: d3d.Model)
     ],
     ids=str,
 )
-def test_another_run_in_the_same_directory_is_refused(plan: Plan, model: d3d.Model, change: dict[str, Any], words: str) -> None:
-    run(plan, model, ["serial"])
+def test_another_run_in_the_same_directory_is_refused(finished: Plan, model: d3d.Model, change: dict[str, Any], words: str) -> None:
+    plan = finished
     before = (plan.directory / "provenance.json").read_bytes()
     with pytest.raises(InvalidRequest, match=words):
         run(replace(plan, **change), model, ["serial"])
     assert (plan.directory / "provenance.json").read_bytes() == before
 
 
-def test_another_drafter_and_another_version_of_a_set_are_refused(plan: Plan, model: d3d.Model, prompts: str) -> None:
-    run(plan, model, ["draft_model"])
+def test_another_drafter_and_another_version_of_a_set_are_refused(finished: Plan, model: d3d.Model, prompts: str) -> None:
+    plan = finished
     with pytest.raises(InvalidRequest, match="another method draft_model"):
         bench(plan, model, ["draft_model"], MethodOptions(draft_model=str(model.target.path), dtype="float32")).run(lambda *_: None)
     Path(prompts).write_text('{"prompt": "other"}\n')
@@ -251,10 +269,9 @@ def test_a_mode_known_by_its_name_only_takes_part(plan: Plan, model: d3d.Model, 
     ]
 
 
-def test_a_damaged_row_in_the_middle_is_told_by_its_line(plan: Plan, model: d3d.Model) -> None:
-    run(plan, model, [])
-    file = plan.directory / "results.jsonl"
+def test_a_damaged_row_in_the_middle_is_told_by_its_line(finished: Plan, model: d3d.Model) -> None:
+    file = finished.directory / "results.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text(lines[0] + "{broken\n" + "".join(lines[1:]))
     with pytest.raises(InvalidRequest, match="line 2"):
-        run(plan, model, [])
+        run(finished, model, [])

@@ -55,6 +55,8 @@ class Method:
     is_plain: bool = False
     """Decodes without speculation: what speed-ups are measured against."""
     max_draft_length: int | None = None
+    default_draft_length: int | None = DEFAULT_DRAFT_LENGTH
+    """None: its own, whatever that is."""
     describe: Callable[[], dict[str, Any]] = field(default=dict)
     close: Callable[[], None] = field(default=lambda: None)
 
@@ -142,16 +144,21 @@ def make_methods(names: Sequence[str], model: Model, options: MethodOptions, sam
     Raises InvalidRequest for a name that there is not, for what a method lacks, and for a peer where answers are sampled; what
     opening a model or a peer raises, MissingExtra among it.
     """
+    check_names(names, sampling.temperature)
+    wanted = dict.fromkeys([PLAIN, *names])
+    return [_make(name, model, options, sampling) for name in wanted]
+
+
+def check_names(names: Sequence[str], temperature: float) -> None:
+    """Raises InvalidRequest for a name that there is not, and for a peer where answers are sampled; before anything is loaded."""
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise InvalidRequest(f"method {unknown[0]!r}: there is none of this name; there are {', '.join(NAMES)}")
-    wanted = list(dict.fromkeys([PLAIN, *names]))
-    peers = [name for name in wanted if name in PEERS]
-    if peers and sampling.temperature > 0:
+    peers = [name for name in names if name in PEERS]
+    if peers and temperature > 0:
         raise InvalidRequest(
             f"method {peers[0]}: other programs sample with other noise, so peers are compared greedily; take temperature 0"
         )
-    return [_make(name, model, options, sampling) for name in wanted]
 
 
 def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -> Method:
@@ -197,8 +204,7 @@ def _mode(name: str, model: Model, sampling: Sampling) -> Method:
     def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
         return [answer_with_mode(model, name, question, setting, sampling) for question in questions]
 
-    limit = None if model.drafter is None else model.drafter.block_size
-    return Method(name, answer, drafts=True, batches=False, max_draft_length=limit)
+    return Method(name, answer, drafts=True, batches=False, default_draft_length=None)
 
 
 def _peer(name: str, spec: PeerSpec, peer: Peer) -> Method:
@@ -217,8 +223,10 @@ def settings_for(method: Method, max_tokens: int, batch: int, draft_lengths: Seq
         return []
     if not method.drafts:
         return [Setting(max_tokens=max_tokens, batch=batch)]
-    limit = method.max_draft_length
-    lengths = draft_lengths or [DEFAULT_DRAFT_LENGTH if limit is None else min(DEFAULT_DRAFT_LENGTH, limit)]
-    if limit is not None and max(lengths) > limit:
-        raise InvalidRequest(f"draft length: {max(lengths)} is above what {method.name} can draft, {limit}")
-    return [Setting(max_tokens=max_tokens, batch=batch, draft_length=length) for length in lengths]
+    limit, default = method.max_draft_length, method.default_draft_length
+    if not draft_lengths:
+        draft_length = default if default is None or limit is None else min(default, limit)
+        return [Setting(max_tokens=max_tokens, batch=batch, draft_length=draft_length)]
+    if limit is not None and max(draft_lengths) > limit:
+        raise InvalidRequest(f"draft length: {max(draft_lengths)} is above what {method.name} can draft, {limit}")
+    return [Setting(max_tokens=max_tokens, batch=batch, draft_length=length) for length in draft_lengths]

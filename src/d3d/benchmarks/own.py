@@ -78,25 +78,25 @@ def answer_with_mode(model: Model, mode: str, question: Question, setting: Setti
     """Through `Model.stream`, for modes that this package knows by name only: the rounds have no times then, and the draft lengths that
     such a mode was free to take."""
     watch = Stopwatch()
-    rounds: list[RoundStats] = []
+    taken: list[tuple[int, int, int]] = []
     result = None
     remaining = setting.max_tokens
     options = sampling_params(setting, sampling).model_dump(exclude_defaults=True)
     for chunk in model.stream(question.token_ids, mode=mode, draft_length=setting.draft_length, **options):
         if watch.deliveries:
-            width = min(setting.draft_length or 0, remaining - 1)
-            rounds.append(RoundStats(width, chunk.num_accepted, len(chunk.token_ids), 0.0, 0.0))
+            taken.append((remaining - 1, chunk.num_accepted, len(chunk.token_ids)))
         watch.deliver(len(chunk.token_ids))
         remaining -= len(chunk.token_ids)
         result = chunk.result
     assert result is not None, "the last chunk carries the result"
+    width = result.speculation.draft_length if result.speculation else 0
     return Answer(
         text=result.text,
         token_ids=result.token_ids,
         num_tokens=len(result.token_ids),
         finish_reason=result.finish_reason,
         deliveries=watch.deliveries,
-        rounds=tuple(rounds),
+        rounds=tuple(RoundStats(min(width, room), kept, committed, 0.0, 0.0) for room, kept, committed in taken),
         wall_s=watch.elapsed(),
         warnings=result.speculation.warnings if result.speculation else (),
     )

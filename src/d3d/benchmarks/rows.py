@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +121,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class RowWriter:
-    """Appends rows, each of them whole and on the disk before the next one is measured."""
+    """Appends rows, each of them whole and in the file before the next one is measured."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,8 +131,6 @@ class RowWriter:
         with self.path.open("ab") as file:
             for row in rows:
                 file.write(json.dumps(row.model_dump(mode="json", by_alias=True), ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -1,0 +1,121 @@
+"""The pictures of a benchmark report, each with its data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from d3d.benchmarks.methods import PLAIN
+from d3d.benchmarks.metrics import Drafting, Group, drafting, speed, speed_up
+from d3d.benchmarks.rows import Row
+from d3d.reports.plots import Bar, Series, grouped_bars, lines, stacked_bars
+from d3d.reports.run import ALL_SETS, Shape, plain_of, sets_of, shape
+from d3d.reports.tables import Picture, Table, milliseconds, number
+
+Groups = dict[Group, list[Row]]
+CONTEXT_BINS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Bounds of tokens before the answer."""
+
+
+def pictures(groups: Groups) -> Iterator[Picture]:
+    """Those for which there are data. Shapes (most tokens, batch) are never mixed in one bar; the first one is drawn where a picture
+    shows one only."""
+    first = shape(next(iter(groups)))
+    in_shape = {group: rows for group, rows in groups.items() if shape(group) == first}
+    whole = {group: rows for group, rows in in_shape.items() if group.set_name == _widest(groups)}
+    for picture in (_speed_up(in_shape, first), _acceptance_at(whole), _round_times(whole), _context(whole), _batches(groups)):
+        if picture is not None:
+            yield picture
+
+
+def _widest(groups: Groups) -> str:
+    names = sets_of(list(groups))
+    return ALL_SETS if ALL_SETS in names else names[0]
+
+
+def _speed_up(groups: Groups, of: Shape) -> Picture | None:
+    names = sets_of(list(groups))
+    ratios = {group: speed_up(rows, plain_of(groups, group)) for group, rows in groups.items() if group.method != PLAIN}
+    bars: dict[str, list[Bar | None]] = {}
+    data = []
+    for group, ratio in ratios.items():
+        if ratio is None:
+            continue
+        bars.setdefault(group.label, [None] * len(names))[names.index(group.set_name)] = Bar(ratio.ratio, ratio.low, ratio.high)
+        data.append((group.set_name, group.label, number(ratio.ratio), number(ratio.low), number(ratio.high), ratio.answers))
+    if not data:
+        return None
+    title = f"Speed-up over plain by set and method, at most {of.max_tokens} tokens, batch {of.batch}"
+    table = Table(title, ("set", "method", "speed-up", "low", "high", "answers"), tuple(data), "Low and high: 95 % interval.")
+    return Picture("speed_up", grouped_bars(names, bars, "times as fast as plain", 1.0), table)
+
+
+def _drafted(groups: Groups) -> dict[str, Drafting]:
+    found = {group.label: drafting(rows) for group, rows in groups.items()}
+    return {label: one for label, one in found.items() if one is not None and one.rounds}
+
+
+def _acceptance_at(groups: Groups) -> Picture | None:
+    drafted = _drafted(groups)
+    series = [Series(label, range(1, len(one.acceptance_at) + 1), one.acceptance_at) for label, one in drafted.items()]
+    if not series:
+        return None
+    data = tuple((one.label, int(x), number(y, 3)) for one in series for x, y in zip(one.x, one.y, strict=True))
+    table = Table("Share of rounds in which drafted token j was kept", ("method", "j", "acceptance_at[j]"), data)
+    return Picture("acceptance_at", lines(series, "drafted token j", "share of rounds"), table)
+
+
+def _round_times(groups: Groups) -> Picture | None:
+    timed = {
+        label: (one.t_draft_s, one.t_verify_s, one.t_draft_share, one.t_verify_share)
+        for label, one in _drafted(groups).items()
+        if one.t_draft_s is not None and one.t_verify_s is not None
+    }
+    if not timed:
+        return None
+    parts: dict[str, list[float]] = {"draft": [], "verify": [], "rest": []}
+    for t_draft, t_verify, draft_share, verify_share in timed.values():
+        assert t_draft is not None
+        assert t_verify is not None
+        shares = (draft_share or 0.0) + (verify_share or 0.0)
+        rest = max(0.0, (t_draft + t_verify) / shares - t_draft - t_verify) if shares else 0.0
+        for name, seconds in zip(parts, (t_draft, t_verify, rest), strict=True):
+            parts[name].append(1000 * seconds)
+    data = tuple((label, *(f"{parts[name][place]:.2f}" for name in parts)) for place, label in enumerate(timed))
+    note = "Means. Rest: what is neither draft nor verification, such as accepting, text and the loop itself."
+    table = Table("Where the time of a round goes", ("method", "draft ms", "verify ms", "rest ms"), data, note)
+    return Picture("round_times", stacked_bars(list(timed), parts, "milliseconds a round"), table)
+
+
+def _context(groups: Groups) -> Picture | None:
+    series, data = [], []
+    for group, rows in groups.items():
+        points = []
+        for low, high in itertools.pairwise(CONTEXT_BINS):
+            inside = [row for row in rows if low <= row.prompt_tokens < high]
+            tpot = speed(inside).tpot_s
+            if tpot is not None:
+                points.append((sum(row.prompt_tokens for row in inside) / len(inside), 1000 * tpot))
+                data.append((group.label, f"{low} to {high - 1}", len(inside), milliseconds(tpot, 2)))
+        if points:
+            series.append(Series(group.label, [x for x, _ in points], [y for _, y in points]))
+    if len({row[1] for row in data}) < 2:
+        return None
+    table = Table("Speed against context", ("method", "prompt tokens", "answers", "tpot ms"), tuple(data))
+    return Picture("context", lines(series, "mean prompt tokens", "milliseconds a token"), table)
+
+
+def _batches(groups: Groups) -> Picture | None:
+    name = _widest(groups)
+    longest = max(group.setting.max_tokens for group in groups)
+    points: dict[str, list[tuple[int, float]]] = {}
+    for group, rows in groups.items():
+        if group.set_name == name and group.setting.max_tokens == longest:
+            points.setdefault(group.label, []).append((group.setting.batch, speed(rows).tokens_per_s))
+    several = {label: sorted(found) for label, found in points.items() if len(found) > 1}
+    if not several:
+        return None
+    series = [Series(label, [x for x, _ in found], [y for _, y in found]) for label, found in several.items()]
+    data = tuple((label, batch, f"{rate:.1f}") for label, found in several.items() for batch, rate in found)
+    table = Table(f"Speed against batch, at most {longest} tokens", ("method", "batch", "tokens/s, all answers together"), data)
+    return Picture("batch", lines(series, "answers decoded together", "tokens/s"), table)
