@@ -7,12 +7,14 @@
 #   EXTRA_INDEX  a further package index, such as https://download.pytorch.org/whl/cpu for a build of torch without CUDA
 #   CONSTRAINTS  a pip constraints file; the tested versions by default, empty for the newest
 #   ARGS         more arguments for the command that the target runs: make test ARGS="-k pull"
+#   DATA         for make bench: the directory that holds the public sets; without it the small set that comes along is asked
 
 PYTHON ?= python3
 INDEX ?=
 EXTRA_INDEX ?=
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
+DATA ?=
 
 BIN := .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check \
@@ -22,8 +24,11 @@ ifneq ($(INDEX),)
 export PIP_INDEX_URL := $(INDEX)
 endif
 
+BENCH_SETS = $(addprefix --set ,gsm8k math500 aime25 humaneval mbpp livecodebench mt_bench)
+BENCH_METHODS = $(addprefix --method ,serial lookup draft_model transformers transformers_lookup llama_cpp)
+
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test check lint types architecture format clean
+.PHONY: help install install-dev demo bench test check lint types architecture format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -33,6 +38,10 @@ install-dev: .venv/.installed-dev ## and what working on d3d needs
 
 demo: .venv/.installed ## a real model answers, plain and with a drafter: equal ids, both times
 	$(BIN)/d3d demo $(ARGS)
+
+bench: .venv/.installed-bench ## every method over the sets in DATA, and the report
+	$(BIN)/d3d bench run bench --prompts 10 --max-tokens 128 $(BENCH_METHODS) $(if $(DATA),--data $(DATA) $(BENCH_SETS)) $(ARGS)
+	$(BIN)/d3d bench report results/bench
 
 test: .venv/.installed-dev ## the test suite
 	$(BIN)/python -m pytest $(ARGS)
@@ -67,4 +76,8 @@ $(BIN)/python:
 
 .venv/.installed-dev: pyproject.toml $(CONSTRAINTS) | .venv/.installed
 	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv/.installed-bench: pyproject.toml $(CONSTRAINTS) | .venv/.installed
+	$(PIP_INSTALL) -e '.[bench]'
 	@touch $@

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from d3d.cli.bench import bench
 from d3d.cli.chat import chat
 from d3d.cli.data import data
 from d3d.cli.demo import demo
@@ -53,6 +54,7 @@ app.command("data")(data)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
+app.add_typer(bench, name="bench")
 app.command("pull")(pull)
 app.command("doctor")(doctor)
 
