@@ -12,7 +12,7 @@ import pytest
 from d3d.benchmarks.answers import Setting
 from d3d.benchmarks.rows import Identity, Round, Row
 from d3d.core.errors import InvalidRequest, MissingExtra
-from d3d.reports.benchmark import comparison, report, warnings
+from d3d.reports.benchmark import UNSUSPICIOUS, comparison, report, warnings
 from d3d.reports.page import html_report, markdown_report, write_report
 from d3d.reports.run import load_run
 from d3d.reports.tables import Section, Table, markdown
@@ -42,8 +42,9 @@ def test_markdown_holds_the_figures(run_directory: Path) -> None:
     assert "| tiny | plain | 16 | 1 | - | - | llama_cpp | 0.12" in text
     assert "| tiny | serial 2 | 16 | 1 | 3 | 2.00 | 2.00 | 60 % | 0.67 0.33 | 1 1 1 | 40 % | 55 % |" in text
     assert "| all | serial 2 | 16 | 1 | 6 | 2.00" in text
+    assert "| tiny | serial 2 | 16 | 1 | 13.3 | 1.50 [1.00, 2.00] | 0.19 | 2.00 | 2/2 |" in text
     assert "d3d bench run x\\|y" in text
-    assert "Nothing that the program would notice." in text
+    assert UNSUSPICIOUS in text
 
 
 def test_each_picture_has_its_data_beside_it(run_directory: Path) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure methods over sets of prompts, report it, compare runs.", no_args_is_help=True, add_completion=False)
 
 RESULTS = Path("results")
+WIDTH = 240
+"""Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is cut."""
 DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that holds the runs.")]
 
 
@@ -114,18 +116,18 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Where the report goes. Default: beside the results.")] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Pictures need matplotlib.")] = True,
 ) -> None:
-    """Write report.md and a self-contained report.html, and print the speed-ups."""
+    """Write report.md and a self-contained report.html, and print the first table."""
     from d3d.reports.benchmark import report as sections_of
     from d3d.reports.page import write_report
     from d3d.reports.run import load_run
-    from d3d.reports.run_tables import speed_up_table
 
     loaded = load_run(run)
     sections = sections_of(loaded, with_pictures=pictures)
     directory = output or run
     directory.mkdir(parents=True, exist_ok=True)
     files = write_report(directory, f"Benchmark {loaded.name}", sections)
-    _print(speed_up_table(loaded.groups))
+    for table in sections[0].tables:
+        _print(table)
     for line in sections[0].text:
         typer.echo(line)
     for file in files:
@@ -171,7 +173,7 @@ def _print(table: Table) -> None:
 
     printed = RichTable(title=Text(table.title))
     for place, heading in enumerate(table.headings):
-        printed.add_column(Text(heading), justify="left" if place < 2 else "right")
+        printed.add_column(Text(heading), justify="left" if place < 2 else "right", no_wrap=True)
     for row in table.rows:
         printed.add_row(*(Text(shown(cell)) for cell in row))
-    Console().print(printed)
+    Console(width=max(Console().width, WIDTH)).print(printed, crop=False)

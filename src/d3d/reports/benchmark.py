@@ -11,6 +11,7 @@ from d3d.reports.run import Run
 from d3d.reports.run_pictures import pictures
 from d3d.reports.tables import Section, Table, number, percent
 
+UNSUSPICIOUS = "The program has noticed nothing that would make these figures doubtful."
 BUSY_LOAD = 0.5
 """Other work at the start of a run, in cores, from which on its times are doubted."""
 
@@ -22,7 +23,7 @@ def report(run: Run, *, with_pictures: bool = True) -> list[Section]:
     scores = tables.score_table(groups)
     divergences = tables.divergence_table(run.rows)
     return [
-        Section("What to beware of", tuple(found) or ("Nothing that the program would notice.",)),
+        Section("In short", tuple(found) or (UNSUSPICIOUS,), (tables.summary_table(groups),)),
         Section("Speed", tables=(tables.speed_up_table(groups), tables.speed_table(groups))),
         Section("Acceptance", tables=(tables.acceptance_table(groups),)),
         Section("Identity", tables=(tables.identity_table(groups), *([divergences] if divergences.rows else []))),

@@ -25,6 +25,26 @@ def ratio_text(ratio: Ratio | None) -> str | None:
     return None if ratio is None else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
+def summary_table(groups: Groups) -> Table:
+    """The few figures that are asked for first."""
+    rows = []
+    for group, answers in groups.items():
+        plain, peer, drafts, same = plain_of(groups, group), best_plain_peer(groups, group), drafting(answers), sameness(answers)
+        over_peer = None if peer is None or peer[0] == group.method else speed_up(answers, peer[1])
+        rows.append(
+            (
+                *_names(group),
+                number(speed(answers).tokens_per_s, 1),
+                None if group.method == PLAIN else ratio_text(speed_up(answers, plain)),
+                number(over_peer.ratio) if over_peer else None,
+                number(drafts.acceptance_length) if drafts else None,
+                f"{same.identical}/{same.compared}" if same else None,
+            )
+        )
+    headings = ("tokens/s", "over plain", "over best peer", "acceptance length", "identical")
+    return Table("In short", (*COLUMNS, *headings), tuple(rows), "The tables below have the details, and say what each figure means.")
+
+
 def speed_table(groups: Groups) -> Table:
     rows = []
     for group, answers in groups.items():
