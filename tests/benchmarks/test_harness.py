@@ -112,8 +112,10 @@ def test_methods_alternate_prompt_by_prompt_and_warm_up_unmeasured(plan: Plan, m
     warm = [name for name, _, tokens in calls if tokens == 8]
     assert sorted(warm) == sorted(["plain", *NAMES])
     assert measured == ["plain", *NAMES, "plain", *NAMES[1:], *NAMES[:1], "plain", *NAMES[2:], *NAMES[:2], "plain", *NAMES]
-    assert calls[0] == ("plain", calls[1][1], 8)
+    warm_up = (len(model.encode("Count from one to ten.")),)
+    assert calls[0] == ("plain", warm_up, 8)
     assert calls[1][2] == 12
+    assert all(lengths == warm_up for _, lengths, tokens in calls if tokens == 8)
 
 
 def test_the_second_turn_goes_on_from_plains_answer(once: Path, model: d3d.Model) -> None:

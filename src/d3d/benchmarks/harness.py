@@ -28,6 +28,8 @@ from d3d.benchmarks.rows import ROWS_FILE, Row, RowWriter, read_rows, row_key
 from d3d.core.errors import InvalidRequest
 
 WARM_UP_TOKENS = 8
+WARM_UP = "Count from one to ten."
+"""No set's prompt: a server that remembers prompts shall not have met the first one."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Benchmark:
         self._plan = plan
         self._model = model
         self._methods = list(methods)
-        self._warm: set[tuple[str, int]] = set()
+        self._warm: set[tuple[Cell, int]] = set()
         if self._methods[0].name != PLAIN:
             raise ValueError("plain must come first: the others are compared with it")
         for method in self._methods:
@@ -133,7 +135,7 @@ class Benchmark:
             [rows[row_key(PLAIN, plain, prompt.set_name, prompt.prompt_id, turn)] for turn in range(part.turn)] for prompt in part.prompts
         ]
         questions = [self._question(prompt, [row.text for row in said]) for prompt, said in zip(part.prompts, turns, strict=True)]
-        self._warm_up(cell, questions)
+        self._warm_up(cell, len(questions))
         memory = PeakMemory(self._model.target.transformer.device)
         answers = cell.method.answer(questions, cell.setting)
         peak = memory.bytes()
@@ -155,13 +157,15 @@ class Benchmark:
         messages = prompt.conversation(said)
         return Question(self._model.encode(messages, thinking=self._plan.thinking), messages)
 
-    def _warm_up(self, cell: Cell, questions: list[Question]) -> None:
+    def _warm_up(self, cell: Cell, batch_size: int) -> None:
         """Not measured: the first passes of a process, or of another width, are slower."""
-        key = (cell.method.name, len(questions))
-        if key not in self._warm:
-            tokens = min(WARM_UP_TOKENS, cell.setting.max_tokens)
-            cell.method.answer(questions, cell.setting.model_copy(update={"max_tokens": tokens}))
-            self._warm.add(key)
+        if (cell, batch_size) in self._warm:
+            return
+        messages = [{"role": "user", "content": WARM_UP}]
+        question = Question(self._model.encode(messages, thinking=self._plan.thinking), messages)
+        tokens = min(WARM_UP_TOKENS, cell.setting.max_tokens)
+        cell.method.answer([question] * batch_size, cell.setting.model_copy(update={"max_tokens": tokens}))
+        self._warm.add((cell, batch_size))
 
     def _fixed(self) -> dict[str, Any]:
         target, sampling = self._model.target, self._plan.sampling

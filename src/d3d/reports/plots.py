@@ -34,17 +34,18 @@ class Bar(NamedTuple):
     high: float
 
 
-def lines(series: Sequence[Series], x_label: str, y_label: str) -> str:
-    """SVG of one line a method."""
+def lines(series: Sequence[Series], x_label: str, y_label: str, order: Sequence[str]) -> str:
+    """SVG of one line a method. order: all methods of a report, so that each has one colour in all its pictures."""
     figure, axes = _canvas(x_label, y_label)
-    for number, one in enumerate(series):
-        axes.plot(one.x, one.y, marker="o", markersize=4, color=_colour(number), label=one.label)
+    for one in series:
+        axes.plot(one.x, one.y, marker="o", markersize=4, color=_colour(order.index(one.label)), label=one.label)
     axes.set_ylim(bottom=0)
+    axes.locator_params(axis="x", integer=True)
     return _svg(figure, axes)
 
 
-def grouped_bars(groups: Sequence[str], bars: Mapping[str, Sequence[Bar | None]], y_label: str, reference: float | None = None) -> str:
-    """SVG of bars with intervals: `bars[method][i]` belongs to `groups[i]`. reference: a horizontal line."""
+def grouped_bars(groups: Sequence[str], bars: Mapping[str, Sequence[Bar | None]], y_label: str, order: Sequence[str]) -> str:
+    """SVG of bars with intervals, and a line at 1: `bars[method][i]` belongs to `groups[i]`. order: see `lines`."""
     figure, axes = _canvas("", y_label)
     width = 0.8 / max(1, len(bars))
     for number, (label, heights) in enumerate(bars.items()):
@@ -57,11 +58,10 @@ def grouped_bars(groups: Sequence[str], bars: Mapping[str, Sequence[Bar | None]]
             width,
             yerr=[below, above],
             capsize=2,
-            color=_colour(number),
+            color=_colour(order.index(label)),
             label=label,
         )
-    if reference is not None:
-        axes.axhline(reference, color="black", linewidth=0.8)
+    axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(groups)), groups)
     return _svg(figure, axes)
 

@@ -23,7 +23,15 @@ def pictures(groups: Groups) -> Iterator[Picture]:
     first = shape(next(iter(groups)))
     in_shape = {group: rows for group, rows in groups.items() if shape(group) == first}
     whole = {group: rows for group, rows in in_shape.items() if group.set_name == _widest(groups)}
-    for picture in (_speed_up(in_shape, first), _acceptance_at(whole), _round_times(whole), _context(whole), _batches(groups)):
+    order = list(dict.fromkeys(group.label for group in groups))
+    drawn = (
+        _speed_up(in_shape, first, order),
+        _acceptance_at(whole, order),
+        _round_times(whole),
+        _context(whole, order),
+        _batches(groups, order),
+    )
+    for picture in drawn:
         if picture is not None:
             yield picture
 
@@ -33,7 +41,7 @@ def _widest(groups: Groups) -> str:
     return ALL_SETS if ALL_SETS in names else names[0]
 
 
-def _speed_up(groups: Groups, of: Shape) -> Picture | None:
+def _speed_up(groups: Groups, of: Shape, order: list[str]) -> Picture | None:
     names = sets_of(list(groups))
     ratios = {group: speed_up(rows, plain_of(groups, group)) for group, rows in groups.items() if group.method != PLAIN}
     bars: dict[str, list[Bar | None]] = {}
@@ -47,7 +55,7 @@ def _speed_up(groups: Groups, of: Shape) -> Picture | None:
         return None
     title = f"Speed-up over plain by set and method, at most {of.max_tokens} tokens, batch {of.batch}"
     table = Table(title, ("set", "method", "speed-up", "low", "high", "answers"), tuple(data), "Low and high: 95 % interval.")
-    return Picture("speed_up", grouped_bars(names, bars, "times as fast as plain", 1.0), table)
+    return Picture("speed_up", grouped_bars(names, bars, "times as fast as plain", order), table)
 
 
 def _drafted(groups: Groups) -> dict[str, Drafting]:
@@ -55,14 +63,14 @@ def _drafted(groups: Groups) -> dict[str, Drafting]:
     return {label: one for label, one in found.items() if one is not None and one.rounds}
 
 
-def _acceptance_at(groups: Groups) -> Picture | None:
+def _acceptance_at(groups: Groups, order: list[str]) -> Picture | None:
     drafted = _drafted(groups)
     series = [Series(label, range(1, len(one.acceptance_at) + 1), one.acceptance_at) for label, one in drafted.items()]
     if not series:
         return None
     data = tuple((one.label, int(x), number(y, 3)) for one in series for x, y in zip(one.x, one.y, strict=True))
     table = Table("Share of rounds in which drafted token j was kept", ("method", "j", "acceptance_at[j]"), data)
-    return Picture("acceptance_at", lines(series, "drafted token j", "share of rounds"), table)
+    return Picture("acceptance_at", lines(series, "drafted token j", "share of rounds", order), table)
 
 
 def _round_times(groups: Groups) -> Picture | None:
@@ -87,7 +95,7 @@ def _round_times(groups: Groups) -> Picture | None:
     return Picture("round_times", stacked_bars(list(timed), parts, "milliseconds a round"), table)
 
 
-def _context(groups: Groups) -> Picture | None:
+def _context(groups: Groups, order: list[str]) -> Picture | None:
     series, data = [], []
     for group, rows in groups.items():
         points = []
@@ -102,10 +110,10 @@ def _context(groups: Groups) -> Picture | None:
     if len({row[1] for row in data}) < 2:
         return None
     table = Table("Speed against context", ("method", "prompt tokens", "answers", "tpot ms"), tuple(data))
-    return Picture("context", lines(series, "mean prompt tokens", "milliseconds a token"), table)
+    return Picture("context", lines(series, "mean prompt tokens", "milliseconds a token", order), table)
 
 
-def _batches(groups: Groups) -> Picture | None:
+def _batches(groups: Groups, order: list[str]) -> Picture | None:
     name = _widest(groups)
     longest = max(group.setting.max_tokens for group in groups)
     points: dict[str, list[tuple[int, float]]] = {}
@@ -118,4 +126,4 @@ def _batches(groups: Groups) -> Picture | None:
     series = [Series(label, [x for x, _ in found], [y for _, y in found]) for label, found in several.items()]
     data = tuple((label, batch, f"{rate:.1f}") for label, found in several.items() for batch, rate in found)
     table = Table(f"Speed against batch, at most {longest} tokens", ("method", "batch", "tokens/s, all answers together"), data)
-    return Picture("batch", lines(series, "answers decoded together", "tokens/s"), table)
+    return Picture("batch", lines(series, "answers decoded together", "tokens/s", order), table)
