@@ -16,6 +16,7 @@ from d3d.api import Model
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.core.types import RoundStats
 from d3d.decoding.results import HOPELESS_ROUNDS, Settings, speculation
+from d3d.drafting.fused_budget import BUDGETS
 
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": {40: 2.0}}
@@ -43,6 +44,32 @@ def test_modes_give_equal_ids_and_text(model: Model, sampling: dict[str, Any], d
     assert serial.speculation.rounds < len(serial.token_ids) - 1, "the anchor's row is the target's own, so something is kept"
 
 
+@pytest.mark.parametrize("sampling", [{}, SEEDED, PENALTIES, SEEDED | PENALTIES], ids=["greedy", "seeded", "penalties", "all"])
+@pytest.mark.parametrize("drafting", [{}, {"draft_length": 1}, {"draft_length": 5, "rows": 20}, {"rows": 2}], ids=str)
+def test_fused_mode_gives_plains_answer(model: Model, sampling: dict[str, Any], drafting: dict[str, int]) -> None:
+    asked: dict[str, Any] = {"max_tokens": 40, "logprobs": 2, "stop": ("zz",), **sampling}
+    plain = model.generate("how are you?", mode="plain", **asked)
+    fused = model.generate("how are you?", mode="fused", **drafting, **asked)
+    assert fused.token_ids == plain.token_ids
+    assert fused.text == plain.text
+    assert fused.finish_reason == plain.finish_reason
+    assert [entry.token_id for entry in fused.logprobs] == [entry.token_id for entry in plain.logprobs]
+    for one, other in zip(fused.logprobs, plain.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert fused.speculation is not None
+    assert fused.speculation.mode == "fused"
+    assert fused.speculation.undrafted_rounds >= 1, "the first round has nothing to verify yet"
+    assert fused.speculation.to_dict()["undrafted_rounds"] == fused.speculation.undrafted_rounds
+
+
+def test_the_budget_of_rows_is_measured_once_where_no_preset_names_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = [model.fused_rows]
+    monkeypatch.setattr("d3d.api.best_rows", lambda *_: pytest.fail("measured again"))
+    model.generate("hello", mode="fused", max_tokens=4)
+    assert budgets == [model.fused_rows]
+    assert budgets[0] in BUDGETS
+
+
 def test_another_seed_gives_another_answer_and_a_drawn_seed_repeats_it(model: Model) -> None:
     first = model.generate("hello", temperature=1.0, max_tokens=24)
     assert first.seed is not None
@@ -54,7 +81,7 @@ def test_a_greedy_answer_has_no_seed(model: Model) -> None:
     assert model.generate("hello", max_tokens=2, seed=5).seed is None
 
 
-@pytest.mark.parametrize("mode", ["plain", "serial"])
+@pytest.mark.parametrize("mode", ["plain", "serial", "fused"])
 def test_chunks_join_to_the_result(model: Model, mode: str) -> None:
     chunks = list(model.stream("hello", mode=mode, max_tokens=30))
     result = chunks[-1].result
@@ -181,13 +208,17 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
         ({"min_tokens": 9, "max_tokens": 4}, "min_tokens (9) must not be above max_tokens (4)"),
         ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000"),
         ({"stop_token_ids": (5000,)}, "stop_token_ids: token id 5000"),
-        ({"mode": "turbo"}, "mode: 'turbo' is not one of plain, serial"),
-        ({"draft_length": 7}, "draft length: 7 is not within 1 and the drafter's block size, 6"),
+        ({"mode": "turbo"}, "mode: 'turbo' is not one of plain, serial, fused"),
+        ({"draft_length": 7}, "draft length: 7 is not within 1 and the most that the drafter can draft, 6"),
         ({"draft_length": 0}, "draft length: 0"),
         ({"num_denoise_steps": 0}, "denoise steps: 0"),
         ({"num_denoise_steps": 5, "draft_length": 4}, "denoise steps: 5 is not within 1 and the draft length, 4"),
         ({"mode": "plain", "draft_length": 4}, "draft length: plain mode drafts nothing"),
-        ({"mode": "plain", "num_denoise_steps": 1}, "denoise steps: plain mode drafts nothing"),
+        ({"mode": "plain", "num_denoise_steps": 1}, "denoise steps: plain mode has none"),
+        ({"mode": "fused", "num_denoise_steps": 1}, "denoise steps: fused mode has none"),
+        ({"mode": "serial", "rows": 8}, "rows: serial mode has no budget of rows"),
+        ({"mode": "fused", "rows": 1}, "rows: 1 leaves no room for a slot"),
+        ({"mode": "fused", "draft_length": 6}, "draft length: 6 is not within 1 and the most that the drafter can draft, 5"),
         ({"raw": True, "thinking": True}, "thinking"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -286,7 +317,7 @@ def test_a_drafter_that_fails_gives_the_same_answer_and_a_warning(model: Model, 
         raise RuntimeError("no [bold] memory")
 
     plain = model.generate("hello", mode="plain", max_tokens=20)
-    monkeypatch.setattr("d3d.drafting.block_drafter.BlockDraftSession.draft", fail)
+    monkeypatch.setattr("d3d.drafting.block_drafter.BlockDraftSession.draft_behind", fail)
     result = model.generate("hello", max_tokens=20)
     assert result.token_ids == plain.token_ids
     assert result.speculation is not None

@@ -7,18 +7,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from d3d.core.errors import InvalidRequest
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
+from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH as DEFAULT_DRAFT_LENGTH
+from d3d.decoding.modes import MODES as MODES
+from d3d.decoding.modes import Decoding, ModeOptions, decoding
 from d3d.decoding.request import Request, new_request
 from d3d.decoding.results import GenerationResult, Recorder, Settings, StreamChunk
 from d3d.drafting.block_drafter import BlockDrafter
+from d3d.drafting.fused_budget import best_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
@@ -29,11 +34,6 @@ from d3d.models.presets import PRESETS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-Mode = Literal["plain", "serial"]
-MODES: tuple[Mode, ...] = ("plain", "serial")
-
-DEFAULT_DRAFT_LENGTH = 4
 
 Messages = list[dict[str, str]]
 
@@ -57,6 +57,15 @@ class Model:
     @property
     def device_name(self) -> str:
         return str(self.target.transformer.device)
+
+    @cached_property
+    def fused_rows(self) -> int:
+        """Rows of a fused pass that take least time per token: the preset's, or measured here once."""
+        preset = PRESETS.get(self.target.source)
+        if preset is not None and preset.fused_rows is not None:
+            return preset.fused_rows
+        assert self.drafter is not None
+        return best_rows(self.engine, self.drafter.model)
 
     def encode(self, prompt: str | Messages | list[int], *, raw: bool = False, thinking: bool | None = None) -> list[int]:
         """Token ids of a prompt: a user's turn, a conversation (both through the chat template), text as it is (`raw`), or ids.
@@ -97,18 +106,20 @@ class Model:
         mode: str | None = None,
         draft_length: int | None = None,
         num_denoise_steps: int | None = None,
+        rows: int | None = None,
         raw: bool = False,
         thinking: bool | None = None,
         **sampling: Any,
     ) -> Iterator[StreamChunk]:
         """Answer piece by piece: the first token at once, then one chunk a round.
 
-        mode: "plain" or "serial" (default: serial where there is a drafter). draft_length: tokens to draft a round, at most the
-        drafter's block_size. num_denoise_steps: drafter passes a block, at most draft_length. sampling: fields of `SamplingParams`.
+        mode: "plain", "serial" or "fused" (default: serial where there is a drafter). draft_length, num_denoise_steps, rows: see
+        `ModeOptions`. sampling: fields of `SamplingParams`.
         Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for.
         """
         mode = mode or ("serial" if self.drafter else "plain")
-        drafter, width = self._drafting(mode, draft_length, num_denoise_steps)
+        options = ModeOptions(draft_length, num_denoise_steps, rows)
+        chosen = decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows)
         params = sampling_params(sampling)
         request = new_request(
             self.engine,
@@ -118,32 +129,13 @@ class Model:
             tokenizer=self.tokenizer,
             device=self.target.transformer.device,
         )
-        settings = Settings(mode, width, num_denoise_steps or 1, None if params.greedy else request.sequence.seed, thinking)
-        return self._run(request, drafter, settings)
+        settings = Settings(mode, chosen.draft_length, num_denoise_steps or 1, None if params.greedy else request.sequence.seed, thinking)
+        return self._run(request, chosen, settings)
 
-    def _run(self, request: Request, drafter: BlockDrafter | None, settings: Settings) -> Iterator[StreamChunk]:
+    def _run(self, request: Request, chosen: Decoding, settings: Settings) -> Iterator[StreamChunk]:
         recorder = Recorder(request.sequence.prompt_length, settings)
-        for event in decode(self.engine, drafter, [request], settings.draft_length):
+        for event in decode(chosen.target, chosen.drafter, [request], chosen.draft_length):
             yield recorder.add(event)
-
-    def _drafting(self, mode: str, draft_length: int | None, num_denoise_steps: int | None) -> tuple[BlockDrafter | None, int]:
-        """The drafter of a request, and how many tokens it drafts a round."""
-        if mode not in MODES:
-            raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
-        if mode == "plain":
-            for name, value in (("draft length", draft_length), ("denoise steps", num_denoise_steps)):
-                if value is not None:
-                    raise InvalidRequest(f"{name}: plain mode drafts nothing; leave it out, or use mode serial with a drafter")
-            return None, 0
-        if self.drafter is None:
-            raise InvalidRequest(f"mode: {mode} needs a drafter, and {self.target.source} was loaded without one; name one, or use plain")
-        block_size = self.drafter.block_size
-        if draft_length is not None and not 1 <= draft_length <= block_size:
-            raise InvalidRequest(f"draft length: {draft_length} is not within 1 and the drafter's block size, {block_size}")
-        width = draft_length or min(DEFAULT_DRAFT_LENGTH, block_size)
-        if num_denoise_steps is not None and not 1 <= num_denoise_steps <= width:
-            raise InvalidRequest(f"denoise steps: {num_denoise_steps} is not within 1 and the draft length, {width}")
-        return replace(self.drafter, num_denoise_steps=num_denoise_steps or 1), width
 
 
 def check_prompt(prompt: str, *, raw: bool = False) -> None:

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from d3d.cli.show import Painter, paint
 from d3d.decoding.results import StreamChunk
+from d3d.models.checkpoint import save_drafter
 from support.command import Outcome, d3d
-from support.tiny_model import tiny_tokenizer, write_tiny_drafter, write_tiny_target
+from support.tiny_model import open_tiny, random_drafter, tiny_tokenizer, write_tiny_drafter, write_tiny_target
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -80,6 +81,22 @@ def test_plain_and_serial_have_equal_ids(sampling: tuple[object, ...], generate:
     assert ids(plain) == ids(serial)
     assert plain.record["speculation"] is None
     assert "speculation: off (plain mode)" in plain.err
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8, "--seed", 3)], ids=["greedy", "seeded"])
+def test_fused_has_plains_ids_within_its_rows(sampling: tuple[object, ...], generate: Any) -> None:
+    plain, fused = generate("--json", "--mode", "plain", *sampling), generate("--json", "--mode", "fused", "--rows", 9, *sampling)
+    assert ids(plain) == ids(fused)
+    assert fused.record["speculation"]["mode"] == "fused"
+    assert fused.record["speculation"]["undrafted_rounds"] >= 1
+    assert "speculation: fused" in fused.err
+
+
+def test_fused_refuses_a_drafter_that_is_not_the_target_with_deltas(tiny_target: Path, tmp_path: Path) -> None:
+    base = open_tiny(tiny_target)
+    save_drafter(tmp_path / "full", random_drafter(base, scope=None), base)
+    given = ("generate", "--prompt", "hello", "--target", tiny_target, "--drafter", tmp_path / "full", "--dtype", "float32")
+    assert d3d(*given, "--mode", "fused").is_refusal("deltas at slots only", "serial and plain work")
 
 
 def test_plain_mode_needs_no_drafter_and_no_mode_without_one_is_plain(tiny_target: Path) -> None:
@@ -317,6 +334,9 @@ def test_half_a_character_at_the_end_is_shown() -> None:
         (("--denoise-steps", 0), ["denoise steps: 0"]),
         (("--mode", "plain", "--draft-length", 2), ["draft length", "plain"]),
         (("--mode", "plain", "--denoise-steps", 1), ["denoise steps", "plain"]),
+        (("--mode", "fused", "--denoise-steps", 1), ["denoise steps", "fused"]),
+        (("--mode", "fused", "--rows", 1), ["rows: 1", "2 or more"]),
+        (("--rows", 9), ["rows", "serial", "fused"]),
         (("--raw", "--thinking"), ["thinking"]),
         (("--model", "smollm2-135m"), ["--model and --target"]),
         (("--target", "nonsense"), ["no model 'nonsense'"]),
@@ -392,7 +412,7 @@ def test_warnings_of_a_failing_drafter_reach_standard_error_and_the_record(gener
         raise RuntimeError("no [red]memory[/red]")
 
     plain = ids(generate("--json", "--mode", "plain"))
-    monkeypatch.setattr("d3d.drafting.block_drafter.BlockDraftSession.draft", fail)
+    monkeypatch.setattr("d3d.drafting.block_drafter.BlockDraftSession.draft_behind", fail)
     outcome = generate("--json")
     assert ids(outcome) == plain
     assert "warning: drafting stopped" in outcome.err

@@ -74,6 +74,7 @@ def test_the_whole_chain(tiny_target: Path, corpora: tuple[Path, Path], tmp_path
     assert measured.code == 0, measured.err
     record = measured.record
     assert record.keys() == {
+        "mode",
         "answers",
         "draft_length",
         "rounds",
@@ -88,6 +89,12 @@ def test_the_whole_chain(tiny_target: Path, corpora: tuple[Path, Path], tmp_path
     assert sum(record["num_accepted_histogram"]) == record["rounds"]
     provenance = json.loads((output / "best" / "provenance.json").read_text())
     assert record["acceptance_length"] == pytest.approx(provenance["measured"]["acceptance_length"], abs=0.3), "int8 storage"
+    fused = d3d(
+        "evaluate", output / "best", corpora[1], "--target", tiny_target, "--dtype", "float32", "--device", "cpu", "--mode", "fused"
+    ).record
+    assert fused.keys() == record.keys() - {"bonus_recall"}
+    assert fused["draft_length"] == record["draft_length"] - 1
+    assert 1 <= fused["acceptance_length"] < record["acceptance_length"], "in serial mode the anchor's own row always drafts a right token"
     answers = {}
     for mode, drafter in (("plain", ()), ("serial", ("--drafter", output / "best"))):
         given = ("--prompt", "hello", "--target", tiny_target, "--dtype", "float32", "--max-tokens", 24, "--mode", mode, "--json")
@@ -384,7 +391,7 @@ def test_answers_of_another_model_are_measured_with_a_warning(tiny_target: Path,
 
 def test_refusals_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tuple[Path, Path], tmp_path: Path) -> None:
     given = ("--target", tiny_target, "--dtype", "float32")
-    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--draft-length", 7).is_refusal("draft length: 7", "block size, 6")
+    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--draft-length", 7).is_refusal("draft length: 7", "can draft, 6")
     assert d3d("evaluate", tmp_path / "none", corpora[0], *given).is_refusal("no drafter")
     assert d3d("evaluate", tiny_target, corpora[0], *given).is_refusal("not a d3d drafter but a plain llama model")
     empty = tmp_path / "empty.jsonl"

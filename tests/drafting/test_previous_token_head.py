@@ -57,10 +57,11 @@ def test_each_token_is_the_best_of_a_slots_candidates_given_the_two_before(
             tokens = F.rms_norm(model.transformer.embedding[seen], (size,)).flatten()
             told = states[0, place] + head.up @ F.silu(head.of_state @ normed + head.of_tokens @ tokens)
             best = scores.topk(candidates).indices
+            scores[:] = float("-inf")
             scores[best] = model.transformer.head.weight[best] @ told
         expected.append(int(scores.argmax()))
         seen = [expected[-1], seen[0]]
-    model.choose_in_turn(states, logits, torch.full((1, 5), -1), torch.tensor([[TEXT[-1], TEXT[-2]]]))
+    model.choose_in_turn(states, logits, torch.full((1, 5), -1), torch.tensor([[TEXT[-1], TEXT[-2]]]), own_rows=model.config.own_rows)
     assert logits.argmax(-1)[0].tolist() == expected
 
 

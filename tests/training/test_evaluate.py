@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from d3d.drafting.block_drafter import BlockDrafter
+from d3d.drafting.fused import FusedEngine
 from d3d.engines.native import NativeEngine
 from d3d.models.drafter import DrafterModel
+from d3d.models.tiny import tiny_transformer
 from d3d.training import evaluate
 from d3d.training.acceptance import RECALL_TOPS, Acceptance, total
 from d3d.training.corpus import Sample
-from d3d.training.evaluate import predict_blocks, replay, replay_by_source, walk
+from d3d.training.evaluate import by_source, predict_blocks, replay, replay_fused, walk
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
-from support.runs import run
+from support.runs import make, run, run_all
 
 Kind = dict[str, Any]
 
@@ -137,7 +139,7 @@ def test_rounds_are_told_by_source_and_temperature() -> None:
         Sample(text(5, seed=n), text(9, seed=n + 9), source, at, 0) for n, (source, at) in enumerate((("a", 0.0), ("b", 0.5), ("a", 0.0)))
     ]
     seen = itertools.count()
-    groups = replay_by_source(model, samples, 4, lambda: next(seen) and None)
+    groups = {key: replay(model, group, 4, lambda: next(seen) and None, recall=True) for key, group in by_source(samples).items()}
     assert groups == {
         ("a", 0.0): replay(model, [samples[0], samples[2]], 4, recall=True),
         ("b", 0.5): replay(model, samples[1:2], 4, recall=True),
@@ -228,3 +230,18 @@ def test_a_previous_token_head_is_heeded_in_replay() -> None:
     told = predict_blocks(model, torch.tensor(samples[0].token_ids), 5, 6).tokens
     assert not torch.equal(plain, told)
     assert replay(model, samples, 6) == slow_replay(model, samples, 6)
+
+
+@pytest.mark.parametrize("kind", [{}, {"previous_token_width": 8}, {"block_attention": "bidirectional"}], ids=str)
+def test_fused_rounds_are_those_of_fused_decoding(kind: dict[str, Any]) -> None:
+    base = tiny_transformer(seed=1)
+    engine, model = NativeEngine(base), tiny_drafter(base, trained=False, **kind)
+    fused = FusedEngine(engine, model, 4, 40)
+    rounds: list[int] = []
+    samples = []
+    for seed in range(4):
+        one = run_all(fused, fused.drafter, [make(engine, text(5, seed=seed), max_tokens=40)], 4)[0]
+        rounds += [stats.num_accepted for stats in one.rounds]
+        samples.append(Sample(text(5, seed=seed), one.ids, "test", 0.0, 0))
+    replayed = replay_fused(model, samples, 4)
+    assert replayed.histogram == [rounds.count(number) for number in range(5)]

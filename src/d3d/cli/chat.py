@@ -28,6 +28,7 @@ def chat(
     seed: o.SeedOption = None,
     draft_length: o.DraftLengthOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
+    rows: o.RowsOption = None,
     thinking: o.ThinkingOption = None,
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
@@ -57,7 +58,7 @@ def chat(
         messages.append({"role": "user", "content": turn})
         try:
             chunks = loaded.stream(
-                messages, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, thinking=thinking, **sampling
+                messages, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, rows=rows, thinking=thinking, **sampling
             )
         except InvalidRequest as error:
             if len(messages) == len(opening) + 1:

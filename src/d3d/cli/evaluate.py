@@ -12,6 +12,7 @@ import typer
 from d3d.cli.options import DeviceOption, DTypeOption
 
 if TYPE_CHECKING:
+    from d3d.models.drafter import DrafterConfig
     from d3d.training.acceptance import Acceptance
 
 
@@ -19,7 +20,10 @@ def evaluate(
     drafter: Annotated[str, typer.Argument(help="Drafter: directory, hub id or preset.")],
     corpus: Annotated[Path, typer.Argument(help="Recorded answers, made by `d3d data` of prompts that were not trained on.")],
     target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
-    draft_length: Annotated[int | None, typer.Option(help="Tokens to draft a round; the block size by default.", min=1)] = None,
+    mode: Annotated[str, typer.Option(help="serial or fused: how rounds are replayed.")] = "serial",
+    draft_length: Annotated[
+        int | None, typer.Option(help="Tokens to draft a round; by default the block size, in fused mode one fewer.", min=1)
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Most answers to replay.", min=1)] = None,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
@@ -32,7 +36,7 @@ def evaluate(
     from d3d.models.loading import resolve_drafter
     from d3d.models.open_model import open_model
     from d3d.training.corpus import corpus_files, corpus_identity, read_corpus
-    from d3d.training.evaluate import replay_by_source
+    from d3d.training.evaluate import by_source, replay, replay_fused
 
     directory = resolve_drafter(drafter)
     read_config(directory)
@@ -41,15 +45,39 @@ def evaluate(
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(f"{corpus}: no answer of two tokens or more, so nothing can be measured")
-    length = model.config.block_size if draft_length is None else draft_length
-    if length > model.config.block_size:
-        raise InvalidRequest(f"draft length: {length} is above the drafter's block size, {model.config.block_size}")
+    longest = _longest_draft(mode, model.config)
+    length = longest if draft_length is None else draft_length
+    if length > longest:
+        raise InvalidRequest(f"draft length: {length} is above the most that the drafter can draft, {longest}")
     if corpus_identity(corpus_files(corpus)[0]).get("target_fingerprint") not in (None, base.fingerprint):
         note(f"warning: {corpus} was written by another model than {target}; acceptance on its own answers may differ", "yellow")
     with meter(len(samples)) as progress:
         done = itertools.count(1)
-        groups = replay_by_source(model, samples, length, lambda: progress.show(next(done), "answers"))
-    typer.echo(json.dumps(_record(groups, length, len(samples))))
+
+        def show() -> None:
+            progress.show(next(done), "answers")
+
+        if mode == "fused":
+            groups = {key: replay_fused(model, group, length, show) for key, group in by_source(samples).items()}
+        else:
+            groups = {key: replay(model, group, length, show, recall=True) for key, group in by_source(samples).items()}
+    record = {"mode": mode, **_record(groups, length, len(samples))}
+    if mode == "fused":  # no outcome is guessed there
+        del record["bonus_recall"]
+    typer.echo(json.dumps(record))
+
+
+def _longest_draft(mode: str, config: DrafterConfig) -> int:
+    """Raises InvalidRequest for a mode that does not exist, or not with this drafter."""
+    from d3d.core.errors import InvalidRequest
+
+    if mode not in ("serial", "fused"):
+        raise InvalidRequest(f"mode: {mode!r} is not one of serial, fused")
+    if mode == "serial":
+        return config.block_size
+    if not config.clean_rows_are_base or config.alignment != "next" or config.block_size < 2:
+        raise InvalidRequest("mode: fused needs a drafter with deltas at slots only, alignment next and blocks of two or more; use serial")
+    return config.num_slots(config.block_size)
 
 
 def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answers: int) -> dict[str, Any]:
@@ -57,7 +85,7 @@ def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answ
     from d3d.training.acceptance import total
 
     whole = total(draft_length, groups.values())
-    by_source = {name: [group for (source, _), group in groups.items() if source == name] for name, _ in sorted(groups)}
+    sources = {name: [group for (source, _), group in groups.items() if source == name] for name, _ in sorted(groups)}
     by_temperature = {f"{key:g}": [group for (_, at), group in groups.items() if at == key] for key in sorted({at for _, at in groups})}
     return {
         "answers": answers,
@@ -68,7 +96,7 @@ def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answ
         "acceptance_at": whole.acceptance_at,
         "num_accepted_histogram": whole.histogram,
         "bonus_recall": {str(top): recall for top, recall in whole.bonus_recall.items()},
-        "by_source": {name: _short(total(draft_length, parts)) for name, parts in by_source.items()},
+        "by_source": {name: _short(total(draft_length, parts)) for name, parts in sources.items()},
         "by_temperature": {name: _short(total(draft_length, parts)) for name, parts in by_temperature.items()},
     }
 

@@ -33,6 +33,7 @@ def generate(
     logprobs: o.LogprobsOption = None,
     draft_length: o.DraftLengthOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
+    rows: o.RowsOption = None,
     thinking: o.ThinkingOption = None,
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
@@ -50,7 +51,7 @@ def generate(
     text = o.read_prompt(prompt, raw=raw)
     loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
     chunks = loaded.stream(
-        text, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, raw=raw, thinking=thinking, **sampling
+        text, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, rows=rows, raw=raw, thinking=thinking, **sampling
     )
     if warning := o.thinking_warning(loaded.target, thinking):
         note(warning, "yellow")

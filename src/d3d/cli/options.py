@@ -16,11 +16,12 @@ DEFAULT_MODEL = "smollm2-135m"
 ModelOption = Annotated[str | None, typer.Option(help=f"Preset that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")]
 TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")]
 DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")]
-ModeOption = Annotated[str | None, typer.Option(help="plain or serial. Default: serial where there is a drafter.")]
+ModeOption = Annotated[str | None, typer.Option(help="plain, serial or fused. Default: serial where there is a drafter.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-DraftLengthOption = Annotated[int | None, typer.Option(help="Tokens to draft a round, at most the drafter's block size. Default: 4.")]
-DenoiseStepsOption = Annotated[int | None, typer.Option(help="Drafter passes a block, at most the draft length. Default: 1.")]
+DraftLengthOption = Annotated[int | None, typer.Option(help="Most tokens to draft a round. Default: 4 in serial mode, 6 in fused.")]
+RowsOption = Annotated[int | None, typer.Option(help="Fused mode: most rows of a pass. Default: the preset's, else measured at the start.")]
+DenoiseStepsOption = Annotated[int | None, typer.Option(help="Serial mode: drafter passes a block, at most the draft length. Default: 1.")]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopKOption = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
@@ -70,8 +71,8 @@ class ModelChoice:
         name = self.target or self.model or DEFAULT_MODEL
         if self.target is None:
             find_preset(name)
-        elif self.mode == "serial" and self.drafter is None and name not in PRESETS:
-            raise InvalidRequest(f"--mode serial needs a drafter for {name}; give one with --drafter, or use --mode plain")
+        elif self.mode in ("serial", "fused") and self.drafter is None and name not in PRESETS:
+            raise InvalidRequest(f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain")
         return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain")
 
 

@@ -46,13 +46,15 @@ class Speculation:
     """Share of rounds in which drafted token 1, 2, ..., draft_length was kept."""
     num_accepted_histogram: tuple[int, ...]
     """Rounds by num_accepted, 0 to draft_length."""
+    undrafted_rounds: int
+    """Rounds in which nothing was drafted; in fused mode the first one, and those whose slots were left out."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain JSON values."""
-        return {
+        """The figures, as plain JSON values; `undrafted_rounds` in fused mode only, where it says what the budget of rows has cost."""
+        fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
             "acceptance_length": self.acceptance_length,
@@ -60,6 +62,7 @@ class Speculation:
             "acceptance_at": list(self.acceptance_at),
             "num_accepted_histogram": list(self.num_accepted_histogram),
         }
+        return fields | {"undrafted_rounds": self.undrafted_rounds} if self.mode == "fused" else fields
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,7 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
         acceptance_rate=sum(kept) / drafted if drafted else 0.0,
         acceptance_at=tuple(sum(k >= j for k in kept) / max(1, count) for j in range(1, settings.draft_length + 1)),
         num_accepted_histogram=tuple(kept.count(k) for k in range(settings.draft_length + 1)),
+        undrafted_rounds=sum(stats.draft_length == 0 for stats in rounds),
         draft_length=settings.draft_length,
         num_denoise_steps=settings.num_denoise_steps,
         warnings=tuple(_warnings(rounds, faults)),

@@ -17,6 +17,8 @@ from d3d.models.drafter import SEEN_TOKENS, DrafterModel
 from d3d.models.from_target import clean_rows_are_of
 from d3d.models.kv_cache import KVCache
 
+NOT_FINITE = "the drafter's logits are not finite"
+
 CATCH_UP_ROWS = 1024
 """More missing clean tokens than this run in passes of their own before the pass that drafts."""
 
@@ -84,7 +86,7 @@ class BlockDraftSession:
             self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
             states, logits = self._pass(layout)
-            self._model.choose_in_turn(states, logits, blocks.to(logits.device), last)
+            self._model.choose_in_turn(states, logits, blocks.to(logits.device), last, own_rows=self._model.config.own_rows)
             finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
             blocks = reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
         drafted = zip(blocks.tolist(), wanted, finite.tolist(), unknown, strict=True)
@@ -160,7 +162,7 @@ def _readable(ids: list[int], vocab_size: int) -> list[int]:
 def _block(token_ids: list[int], is_finite: bool, odd: bool, vocab_size: int) -> DraftBlock:
     if odd:
         return DraftBlock(fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})")
-    return DraftBlock(tuple(token_ids)) if is_finite else DraftBlock(fault="the drafter's logits are not finite")
+    return DraftBlock(tuple(token_ids)) if is_finite else DraftBlock(fault=NOT_FINITE)
 
 
 def reveal(blocks: Tensor, logits: Tensor, *, remaining_steps: int) -> Tensor:

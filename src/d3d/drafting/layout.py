@@ -61,7 +61,7 @@ def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]
         Rows.clean(clean_positions),  # padding stands behind the anchor, where no real row looks
         Rows(slot_positions, anchors.expand(-1, num_slots), torch.zeros_like(slot_positions), torch.zeros_like(slot_positions)),
     )
-    keys = _cache_places(rows, lengths, max(cached) + width + num_slots)
+    keys = cache_places(rows, lengths, max(cached) + width + num_slots)
     mask = dense(union(block_rules(config.block_attention)), rows, keys)
     if config.alignment == "next":
         own_rows = width + torch.arange(draft_length - 1) if draft_length else torch.empty(0, dtype=torch.long)
@@ -79,7 +79,7 @@ def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]
     )
 
 
-def _cache_places(rows: Rows, lengths: Tensor, num_keys: int) -> Rows:
+def cache_places(rows: Rows, lengths: Tensor, num_keys: int) -> Rows:
     """What stands at each cache place of each sequence during the pass: cached clean tokens, then the pass's rows, then nothing."""
     places = torch.arange(num_keys).expand(lengths.shape[0], -1)
     row = places - lengths

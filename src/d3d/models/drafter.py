@@ -24,7 +24,7 @@ SEEN_TOKENS = 2
 """Tokens before a slot's own that a previous-token head is told."""
 
 CANDIDATES = 64
-"""A slot's best tokens, which are weighed again when the tokens before it are known."""
+"""A slot's best tokens, among which one is chosen when the tokens before it are known."""
 
 Matrix = Literal["qkv", "out", "gate_up", "down"]
 
@@ -75,9 +75,14 @@ class DrafterConfig(BaseModel):
         """Whether clean tokens go through the base model's weights alone."""
         return self.delta is not None and self.delta.scope == "slots"
 
+    @property
+    def own_rows(self) -> int:
+        """Rows of a block that are no slots: in alignment `next` the anchor's, which predicts the first drafted token."""
+        return 1 if self.alignment == "next" else 0
+
     def num_slots(self, draft_length: int) -> int:
         """Slots that a draft of this length needs."""
-        return draft_length - 1 if self.alignment == "next" else draft_length
+        return draft_length - self.own_rows
 
 
 class PreviousTokenHead(nn.Module):
@@ -94,13 +99,15 @@ class PreviousTokenHead(nn.Module):
         self.of_tokens = nn.Parameter(torch.randn(width, SEEN_TOKENS * hidden_size, generator=generator) * hidden_size**-0.5)
         self.up = nn.Parameter(torch.zeros(hidden_size, width))
 
-    def forward(self, states: Tensor, seen: Tensor) -> Tensor:
-        """states [n, hidden_size]; seen [n, SEEN_TOKENS, hidden_size]: embeddings of the tokens before, the nearest first.
-        Returns the states [n, hidden_size] from which the head makes logits, in their dtype."""
-        size, dtype = states.shape[1:], states.dtype
-        told = linear(F.rms_norm(states, size), self.of_state.to(dtype)) + linear(
-            F.rms_norm(seen, size).flatten(1), self.of_tokens.to(dtype)
-        )
+    def reading(self, states: Tensor) -> Tensor:
+        """What the head makes of states [..., hidden_size] alone: [..., width]. All slots of a block at once."""
+        return linear(F.rms_norm(states, states.shape[-1:]), self.of_state.to(states.dtype))
+
+    def forward(self, states: Tensor, reading: Tensor, seen: Tensor) -> Tensor:
+        """states [n, hidden_size] and their `reading`; seen [n, SEEN_TOKENS, hidden_size]: embeddings of the tokens before, the nearest
+        first. Returns the states [n, hidden_size] from which the decoder's head makes logits, in their dtype."""
+        dtype = states.dtype
+        told = reading + linear(F.rms_norm(seen, seen.shape[-1:]).flatten(1), self.of_tokens.to(dtype))
         return states + linear(F.silu(told), self.up.to(dtype))
 
 
@@ -152,27 +159,36 @@ class DrafterModel(nn.Module):
         states [n, hidden_size] that know them; the same where there is no previous-token head."""
         if self.previous_token_head is None:
             return states
-        return self.previous_token_head(states, self.transformer.embed(seen_ids))
+        head = self.previous_token_head
+        out: Tensor = head(states, head.reading(states), self.transformer.embed(seen_ids))
+        return out
 
-    def choose_in_turn(self, states: Tensor, logits: Tensor, blocks: Tensor, last_ids: Tensor) -> None:
-        """Weigh again, in place, each slot's best tokens by what the tokens before it are; where these are still open they are the
-        best of the rows before.
+    def choose_in_turn(self, states: Tensor, logits: Tensor, blocks: Tensor, last_ids: Tensor, *, own_rows: int) -> None:
+        """Choose again, in place, among each slot's CANDIDATES best tokens, by what the tokens before it are; where these are still open
+        they are what was chosen in the rows before. Other tokens get -inf.
 
         states [n, draft_length, hidden_size] and their logits, float32 [n, draft_length, vocab_size]; blocks int64 [n, draft_length],
-        negative where open; last_ids int64 [n, SEEN_TOKENS]: the last committed tokens, the anchor first. Nothing happens without a
-        previous-token head.
+        negative where open; last_ids int64 [n, SEEN_TOKENS]: the last committed tokens, the anchor first; own_rows: how many of the
+        first rows are clean and know their tokens. Nothing happens without a previous-token head.
         """
-        if self.previous_token_head is None:
+        head = self.previous_token_head
+        if head is None or logits.shape[1] == own_rows:
             return
-        seen, head = last_ids, self._head_rows()
+        best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2])).indices
+        rows, reading = self._head_rows()[best], head.reading(states)
+        chosen = logits[:, :own_rows].argmax(-1)
+        logits[:, own_rows:] = float("-inf")
+        seen = last_ids
         for place in range(logits.shape[1]):
-            row = logits[:, place]
-            if place > 0 or self.config.alignment == "same":  # in `next` the first row is the anchor's own: it knows its token
-                best = row.topk(min(CANDIDATES, row.shape[1])).indices
-                told = self.tell(states[:, place], seen)
-                row.scatter_(1, best, torch.matmul(head[best], told[..., None])[..., 0].float())
-            chosen = torch.where(blocks[:, place] < 0, row.argmax(-1), blocks[:, place])
-            seen = torch.cat((chosen[:, None], seen[:, :-1]), dim=1)
+            if place >= own_rows:
+                told = head(states[:, place], reading[:, place], self.transformer.embed(seen))
+                scores = torch.matmul(rows[:, place - own_rows], told[..., None])[..., 0].float()
+                logits[:, place].scatter_(1, best[:, place - own_rows], scores)
+                token_ids = best[:, place - own_rows].gather(1, scores.argmax(-1, keepdim=True))[:, 0]
+            else:
+                token_ids = chosen[:, place]
+            known = torch.where(blocks[:, place] < 0, token_ids, blocks[:, place])
+            seen = torch.cat((known[:, None], seen[:, :-1]), dim=1)
 
     def _head_rows(self) -> Tensor:
         """The head's weight as rows that can be picked, [vocab_size, hidden_size]."""

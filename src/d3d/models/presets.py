@@ -38,6 +38,8 @@ class Preset:
     """Directory inside this package."""
     hub_id: str | None = None
     """The released model that the target's file was made of."""
+    fused_rows: int | None = None
+    """Rows of a fused pass that took least time per token (docs/fused.md)."""
 
     def drafter_directory(self) -> Path:
         """The drafter's checkpoint, shipped with d3d. Raises InvalidCheckpoint where the installation lacks it."""

@@ -19,7 +19,7 @@ from d3d.training.acceptance import Acceptance
 from d3d.training.blocks import clean_pass, hang_blocks, slot_pass
 from d3d.training.corpus import Sample
 
-__all__ = ["Acceptance", "Predicted", "predict_blocks", "replay", "replay_by_source", "walk"]
+__all__ = ["Acceptance", "Predicted", "by_source", "fused_blocks", "predict_blocks", "replay", "replay_fused", "walk"]
 
 SLOTS_A_PASS = 1024
 
@@ -78,8 +78,24 @@ def _block_logits(model: DrafterModel, token_ids: Tensor, hidden: Tensor, cache:
     states = torch.cat(rows, dim=1)
     logits = model.draft_logits(states, model.transformer.config.vocab_size)
     last = torch.stack([token_ids[(anchors - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
-    model.choose_in_turn(states, logits, torch.full(logits.shape[:2], -1, device=logits.device), last)
+    model.choose_in_turn(states, logits, torch.full(logits.shape[:2], -1, device=logits.device), last, own_rows=config.own_rows)
     return logits
+
+
+@torch.no_grad()
+def fused_blocks(model: DrafterModel, token_ids: Tensor, first: int, draft_length: int) -> list[list[int]]:
+    """What fused mode drafts at each anchor first..len - 2 of a text (`d3d.drafting.fused`): its slots hang at the token before, and the
+    anchor's own id is told to the previous-token head alone. Nothing at `first`, which the prefill gives."""
+    _, cache = clean_pass(model, token_ids)
+    blocks: list[list[int]] = [[]]
+    places = torch.arange(first, len(token_ids) - 2, device=token_ids.device)
+    for chunk in places.split(max(1, SLOTS_A_PASS // draft_length)) if len(places) else ():
+        slots = slot_pass(model, cache, hang_blocks(chunk, draft_length, model.config.alignment)).view(len(chunk), draft_length, -1)
+        logits = model.draft_logits(slots, model.transformer.config.vocab_size)
+        last = torch.stack([token_ids[(chunk + 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
+        model.choose_in_turn(slots, logits, torch.full(logits.shape[:2], -1, device=logits.device), last, own_rows=0)
+        blocks += logits.argmax(-1).tolist()
+    return blocks
 
 
 def _ranks(logits: Tensor, token_ids: Tensor, anchors: Tensor, start: int, drafted: Tensor) -> Tensor:
@@ -135,11 +151,24 @@ def replay(
     return acceptance
 
 
-def replay_by_source(
-    model: DrafterModel, samples: Iterable[Sample], draft_length: int, on_sample: Callable[[], None]
-) -> dict[tuple[str, float], Acceptance]:
-    """`replay` with recall, by source and temperature."""
+def replay_fused(
+    model: DrafterModel, samples: Iterable[Sample], draft_length: int, on_sample: Callable[[], None] = lambda: None
+) -> Acceptance:
+    """Rounds of fused decoding with slots behind every row: its acceptance length is the tokens a pass, where rows cost nothing."""
+    acceptance = Acceptance(draft_length)
+    for sample in samples:
+        if len(sample.answer_ids) > 1:
+            token_ids = torch.tensor(sample.token_ids, device=model.transformer.device)
+            of_answer = Acceptance(draft_length)
+            walk(fused_blocks(model, token_ids, len(sample.prompt_ids), draft_length), sample.answer_ids, of_answer)
+            acceptance.add_answer(of_answer)
+        on_sample()
+    return acceptance
+
+
+def by_source(samples: Iterable[Sample]) -> dict[tuple[str, float], list[Sample]]:
+    """Samples by source and temperature."""
     groups: dict[tuple[str, float], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.source, sample.temperature), []).append(sample)
-    return {key: replay(model, group, draft_length, on_sample, recall=True) for key, group in groups.items()}
+    return groups

@@ -35,7 +35,8 @@ def slot_weights(weighting: Weighting, decay: float, losses: Tensor, hits: Tenso
 
 @torch.no_grad()
 def slot_losses(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """hidden [n, hidden_size], head [vocab_size, hidden_size]: cross entropy (nats, float32 [n]) and whether the best token is the right one (bool [n]), without gradients."""
+    """hidden [n, hidden_size], head [vocab_size, hidden_size] -> cross entropy (nats, float32 [n]) and whether the best token is the
+    right one (bool [n]), without gradients."""
     losses, hits = [], []
     for start in range(0, len(hidden), HEAD_ROWS):
         rows = slice(start, start + HEAD_ROWS)
@@ -75,8 +76,9 @@ class Recorded(NamedTuple):
 def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, teacher: Teacher | Recorded | None = None) -> Tensor:
     """Weighted mean cross entropy (nats), a float32 scalar.
 
-    hidden [n, hidden_size], head [vocab_size, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are made, used and dropped a few
-    rows at a time: the whole of them would be the largest tensor of a step. A `Teacher` needs a frozen head, its own.
+    hidden [n, hidden_size], head [vocab_size, hidden_size], targets int64 [n], weights float32 [n]. Where the head is frozen, logits are
+    made, used and dropped a few rows at a time: the whole of them would be the largest tensor of a step. A `Teacher` needs a frozen
+    head, its own.
     """
     weights = weights / weights.sum().clamp(min=1e-9)
     if head.requires_grad:

@@ -1,9 +1,9 @@
-"""Plain and serial decoding over draft lengths: same engine, weights, dtype and prompts, alternating prompt by prompt.
+"""Plain, serial and fused decoding: same engine, weights, dtype and prompts, alternating prompt by prompt.
 
-usage: python benchmarks/draft_length.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192] [--dtype bfloat16] [--draft-lengths 2 4 6 8]
+usage: python benchmarks/modes.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192] [--dtype bfloat16] [--draft-lengths 2 4 6] [--rows 6 12]
 
-Prints one JSON object: milliseconds a token of each mode, the ratio to plain, acceptance length, and how many answers are identical.
-Ratios are of totals over all prompts. Run it on an idle machine.
+Prints one JSON object: milliseconds a token of plain, of serial at each draft length and of fused at each budget of rows, ratios to plain,
+acceptance length, and how many answers are identical. Ratios are of totals over all prompts. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import platform
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,7 +33,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--draft-lengths", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
+    parser.add_argument("--draft-lengths", type=int, nargs="*", default=[2, 3, 4, 6, 8], help="of serial mode")
+    parser.add_argument("--rows", type=int, nargs="*", default=[6, 9, 12, 16], help="of fused mode")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -40,23 +42,26 @@ def main() -> None:
     model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device)
     prompts = [prompt.token_ids for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]]
     sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
-    for length in [0, *options.draft_lengths]:  # warm-up, not measured
-        run(model, prompts[0], length, sampling | {"max_tokens": 16})
-    rows = {length: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "answers": []} for length in [0, *options.draft_lengths]}
+    ways: dict[str, dict[str, Any]] = {"plain": {"mode": "plain"}}
+    ways |= {f"serial {length}": {"mode": "serial", "draft_length": length} for length in options.draft_lengths}
+    ways |= {f"fused {rows}": {"mode": "fused", "rows": rows} for rows in options.rows}
+    for way in ways.values():  # warm-up, not measured
+        model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})
+    rows = {name: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "undrafted": 0, "answers": []} for name in ways}
     for prompt in prompts:
-        for length, row in rows.items():
-            result = run(model, prompt, length, sampling)
+        for name, row in rows.items():
+            result = model.generate(prompt, **ways[name], **sampling)
             further = result.usage.completion_tokens - 1
             row["seconds"] += (result.timing.tpot_s or 0.0) * further
             row["tokens"] += further
             row["answers"].append(result.token_ids)
             if result.speculation:
                 row["rounds"] += result.speculation.rounds
+                row["undrafted"] += result.speculation.undrafted_rounds
                 row["committed"] += result.speculation.acceptance_length * result.speculation.rounds
-    plain_ms = 1000 * rows[0]["seconds"] / rows[0]["tokens"]
-    report = {"plain_ms_per_token": round(plain_ms, 2), "serial": {}}
-    for length in options.draft_lengths:
-        row = rows[length]
+    plain_ms = 1000 * rows["plain"]["seconds"] / rows["plain"]["tokens"]
+    report: dict[str, Any] = {"plain": {"ms_per_token": round(plain_ms, 2)}}
+    for name, row in list(rows.items())[1:]:
         ms = 1000 * row["seconds"] / row["tokens"]
         verdicts = [
             label(
@@ -69,12 +74,13 @@ def main() -> None:
                     largest_rounding=tolerance(model.target.transformer.dtype),
                 )
             ).split(" ")[0]
-            for prompt, one, other in zip(prompts, rows[0]["answers"], row["answers"], strict=True)
+            for prompt, one, other in zip(prompts, rows["plain"]["answers"], row["answers"], strict=True)
         ]
-        report["serial"][length] = {
+        report[name] = {
             "ms_per_token": round(ms, 2),
             "ratio": round(plain_ms / ms, 3),
             "acceptance_length": round(row["committed"] / row["rounds"], 3),
+            "undrafted_rounds": round(row["undrafted"] / row["rounds"], 3),
             "identical": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         }
     report |= {
@@ -84,13 +90,6 @@ def main() -> None:
         "date": date.today().isoformat(),
     }
     print(json.dumps(report, indent=2))
-
-
-def run(model: d3d.Model, prompt: list[int], draft_length: int, sampling: dict) -> d3d.GenerationResult:
-    """Draft length 0 is plain mode."""
-    if draft_length == 0:
-        return model.generate(prompt, mode="plain", **sampling)
-    return model.generate(prompt, mode="serial", draft_length=draft_length, **sampling)
 
 
 if __name__ == "__main__":

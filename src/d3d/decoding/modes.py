@@ -1,0 +1,84 @@
+"""From the name of a mode to what the loop is given: a target, a drafter, and how long a draft is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from d3d.core.errors import InvalidRequest
+from d3d.core.protocols import Drafter, TargetEngine
+from d3d.drafting.block_drafter import BlockDrafter
+from d3d.drafting.fused import FusedEngine
+from d3d.engines.native import NativeEngine
+
+Mode = Literal["plain", "serial", "fused"]
+MODES: tuple[Mode, ...] = ("plain", "serial", "fused")
+
+DEFAULT_DRAFT_LENGTH = 4
+DEFAULT_FUSED_DRAFT_LENGTH = 6
+
+
+class ModeOptions(NamedTuple):
+    """What a request may say about its mode; None where it says nothing."""
+
+    draft_length: int | None = None
+    """Tokens to draft a round, at most the drafter's block_size (in fused mode one fewer)."""
+    num_denoise_steps: int | None = None
+    """Drafter passes a block, at most draft_length. Serial mode only."""
+    rows: int | None = None
+    """Most rows of a pass. Fused mode only."""
+
+
+class Decoding(NamedTuple):
+    """Arguments of `d3d.decoding.loop.decode`."""
+
+    target: TargetEngine
+    drafter: Drafter | None
+    draft_length: int
+
+
+def decoding(
+    mode: str, target: NativeEngine, drafter: BlockDrafter | None, options: ModeOptions, default_rows: Callable[[], int]
+) -> Decoding:
+    """`default_rows`: what fused mode gets where the options name no rows. Raises InvalidRequest for a mode that does not exist or that
+    this drafter can't serve, and for options that mean nothing in it or are out of range."""
+    if mode not in MODES:
+        raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
+    _refuse_foreign(mode, options)
+    if mode == "plain":
+        return Decoding(target, None, 0)
+    if drafter is None:
+        raise InvalidRequest(f"mode: {mode} needs a drafter, and the target was loaded without one; name one, or use plain")
+    if mode == "fused":
+        return _fused(target, drafter, options, default_rows)
+    width = _draft_length(options.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
+    steps = options.num_denoise_steps
+    if steps is not None and not 1 <= steps <= width:
+        raise InvalidRequest(f"denoise steps: {steps} is not within 1 and the draft length, {width}")
+    return Decoding(target, replace(drafter, num_denoise_steps=steps or 1), width)
+
+
+def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
+    if options.rows is not None and options.rows < 2:
+        raise InvalidRequest(f"rows: {options.rows} leaves no room for a slot beside the anchor; give 2 or more")
+    engine = FusedEngine(target, drafter.model, 1, options.rows or default_rows())
+    width = _draft_length(options.draft_length, engine.longest_draft, DEFAULT_FUSED_DRAFT_LENGTH)
+    engine = replace(engine, draft_length=width)
+    return Decoding(engine, engine.drafter, width)
+
+
+def _refuse_foreign(mode: str, options: ModeOptions) -> None:
+    """Options that this mode does not look at."""
+    if mode == "plain" and options.draft_length is not None:
+        raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use mode serial or fused with a drafter")
+    if mode != "serial" and options.num_denoise_steps is not None:
+        raise InvalidRequest(f"denoise steps: {mode} mode has none; leave it out, or use mode serial with a drafter")
+    if mode != "fused" and options.rows is not None:
+        raise InvalidRequest(f"rows: {mode} mode has no budget of rows; leave it out, or use mode fused")
+
+
+def _draft_length(wanted: int | None, longest: int, default: int) -> int:
+    if wanted is not None and not 1 <= wanted <= longest:
+        raise InvalidRequest(f"draft length: {wanted} is not within 1 and the most that the drafter can draft, {longest}")
+    return wanted or min(default, longest)

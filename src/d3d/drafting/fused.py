@@ -1,0 +1,213 @@
+"""Fused mode: one pass verifies a draft and makes the next, where the drafter is the target with deltas at slots.
+
+Clean rows of the pass are the target's own, so what they say is the verdict. Behind each of them hang slots, so that the next draft is
+there whatever number of tokens is kept. They never saw the bonus token; they predict what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from d3d.core.errors import InvalidRequest
+from d3d.core.protocols import DraftSession, TargetSession
+from d3d.core.sequence import Sequence
+from d3d.core.types import DraftBlock
+from d3d.drafting.block_drafter import NOT_FINITE, last_tokens
+from d3d.drafting.fused_layout import fused_layout
+from d3d.drafting.fused_plan import FusedPlan, Survival, plan_rows
+from d3d.engines.native import NativeEngine, NativeSession
+from d3d.models.drafter import DrafterModel
+from d3d.models.from_target import clean_rows_are_of
+
+NO_SLOTS = FusedPlan(0, ())
+
+
+@dataclass(frozen=True)
+class FusedEngine:
+    """The target's engine and its drafter in one. The loop takes it as the target, with its `drafter`."""
+
+    engine: NativeEngine
+    model: DrafterModel
+    draft_length: int
+    """Most tokens a draft."""
+    rows: int
+    """Most rows of a pass for each sequence, the anchor's included."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest where the drafter's clean rows are not the target's, or its slots predict what the target chooses."""
+        if not clean_rows_are_of(self.model, self.engine.model):
+            raise InvalidRequest(
+                "mode: fused needs a drafter that is the target itself with deltas at slots only, whose clean rows are the target's; "
+                "with this one, serial and plain work"
+            )
+        if self.model.config.alignment != "next" or self.model.config.block_size < 2:
+            raise InvalidRequest(
+                "mode: fused needs a drafter of alignment next with blocks of two or more, whose slots predict what follows the bonus "
+                "token; with this one, serial and plain work"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.engine.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self.engine.max_length
+
+    @property
+    def drafter(self) -> FusedDrafter:
+        return FusedDrafter(self.longest_draft)
+
+    @property
+    def longest_draft(self) -> int:
+        """Most tokens that a group of slots can draft: a block's first is the target's own here."""
+        return self.model.config.num_slots(self.model.config.block_size)
+
+    def open(self, num_sequences: int, capacity: int) -> FusedSession:
+        return FusedSession(self, self.engine.open(num_sequences, capacity + 2 * self.rows))
+
+
+@dataclass(frozen=True)
+class FusedDrafter:
+    """The drafting half of a `FusedEngine`; works beside its sessions only."""
+
+    block_size: int
+
+    def open(self, num_sequences: int, capacity: int) -> DraftSession:  # noqa: ARG002 - the protocol's
+        raise ValueError("a fused drafter drafts in the target's own passes: the loop's target must be its FusedEngine")
+
+    def open_beside(self, target: TargetSession) -> DraftSession | None:
+        return target.drafts if isinstance(target, FusedSession) else None
+
+
+class Group(NamedTuple):
+    """Slots that hang at one row."""
+
+    states: Tensor
+    """[size, hidden_size]."""
+    logits: Tensor
+    """[size, vocab_size]."""
+
+
+class FusedSession:
+    """The target's session, with slots in every pass that verifies; see `TargetSession`."""
+
+    def __init__(self, engine: FusedEngine, session: NativeSession) -> None:
+        self._model = engine.model
+        self._session = session
+        self.drafts = FusedDrafts(engine, self)
+        self.plans: dict[int, FusedPlan] = {}
+        """What the next pass is to hold, by sequence id."""
+        self.groups: dict[int, list[Group]] = {}
+        """What the last pass has drafted, by sequence id: behind its first row, its second, and so on."""
+        self.is_faulty = False
+        """Whether slots have spoiled a pass."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return self._session.lengths
+
+    @property
+    def sequence_ids(self) -> list[int]:
+        return self._session.cache.sequence_ids
+
+    def crop(self, lengths: list[int]) -> None:
+        self._session.crop(lengths)
+
+    def keep(self, rows: list[int]) -> None:
+        self._session.keep(rows)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
+        plans, self.plans, self.groups = self.plans, {}, {}
+        planned = [plans.get(sequence_id, NO_SLOTS).groups for sequence_id in self.sequence_ids]
+        if last_only or not any(map(sum, planned)):
+            return self._session.forward(token_ids, last_only=last_only)
+        before = list(self.lengths)
+        logits = self._pass(token_ids, planned)
+        if all(torch.isfinite(rows.amax()) for rows in logits):
+            return logits
+        # hidden slots that are not finite still reach clean rows: 0 * inf. The target's answer is computed without them.
+        self.is_faulty, self.groups = True, {}
+        self._session.crop(before)
+        for row in range(len(before)):
+            self._session.cache.clear_behind(row)
+        return self._session.forward(token_ids)
+
+    def _pass(self, token_ids: list[list[int]], sizes: list[tuple[int, ...]]) -> list[Tensor]:
+        cache, decoder = self._session.cache, self._model.transformer
+        layout = fused_layout(self._model.config, cache.lengths, token_ids, sizes)
+        device = decoder.device
+        positions = layout.positions.to(device).clamp(max=decoder.config.max_length - 1)  # only slots without a use lie beyond
+        x = self._model.embed(layout.token_ids.to(device))
+        delta_rows = self._model.delta_rows(layout.width + layout.num_slots, layout.num_slots)
+        hidden = decoder.hidden(x, positions, layout.mask.to(device), cache, delta_rows)
+        cache.advance([len(ids) for ids in token_ids])
+        slots = hidden[:, layout.width :]
+        logits, slot_logits = decoder.logits(hidden).split((layout.width, layout.num_slots), dim=1)
+        for row, (sequence_id, groups) in enumerate(zip(self.sequence_ids, sizes, strict=True)):
+            states = slots[row, : sum(groups)].split(groups)
+            scores = slot_logits[row, : sum(groups)].split(groups)
+            self.groups[sequence_id] = [Group(*pair) for pair in zip(states, scores, strict=True)]
+        return [logits[row, : len(ids)].float() for row, ids in enumerate(token_ids)]
+
+
+class FusedDrafts:
+    """The drafting side of a fused session: picks the group that the verdict calls for, and plans the next pass."""
+
+    def __init__(self, engine: FusedEngine, session: FusedSession) -> None:
+        self._engine = engine
+        self._session = session
+        self._sequence_ids = list(session.sequence_ids)
+        self._survival = {sequence_id: Survival(engine.draft_length) for sequence_id in self._sequence_ids}
+        self._last: dict[int, tuple[int, int]] = {}
+        """Of the pass before, by sequence id: place of its anchor, and how many drafted tokens it verified."""
+
+    def keep(self, rows: list[int]) -> None:
+        self._sequence_ids = [self._sequence_ids[row] for row in rows]
+
+    @torch.inference_mode()
+    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
+        pairs = zip(self._sequence_ids, sequences, lengths, strict=True)
+        return [self._draft(sequence_id, sequence, length) for sequence_id, sequence, length in pairs]
+
+    def _draft(self, sequence_id: int, sequence: Sequence, length: int) -> DraftBlock:
+        if self._session.is_faulty:
+            return DraftBlock(fault=NOT_FINITE)
+        tokens: list[int] = []
+        confidences: list[float] = []
+        if group := self._group(sequence_id, sequence):
+            tokens, confidences = self._choose(group, sequence)
+            if not all(0 <= confidence <= 1 for confidence in confidences):
+                return DraftBlock(fault=NOT_FINITE)
+        room = self._engine.max_length - len(sequence)
+        remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
+        plan = plan_rows(confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining)
+        self._session.plans[sequence_id] = plan
+        self._last[sequence_id] = (len(sequence) - 1, plan.num_drafted)
+        return DraftBlock(tuple(tokens[: plan.num_drafted]))
+
+    def _group(self, sequence_id: int, sequence: Sequence) -> Group | None:
+        """The slots behind the last token that was kept; None where there are none."""
+        anchor, num_drafted = self._last.get(sequence_id, (len(sequence) - 2, 0))
+        num_accepted = len(sequence) - anchor - 2
+        self._survival[sequence_id].add(num_drafted, num_accepted)
+        groups = self._session.groups.get(sequence_id, [])
+        return groups[num_accepted] if num_accepted < len(groups) and len(groups[num_accepted].states) else None
+
+    def _choose(self, group: Group, sequence: Sequence) -> tuple[list[int], list[float]]:
+        """Tokens, and what the drafter gives each of them."""
+        states, logits = group.states[None], group.logits[None].float()
+        model = self._engine.model
+        if model.config.mask_token_id is not None:
+            logits[..., model.config.mask_token_id] = float("-inf")
+        last = torch.tensor([last_tokens(sequence.token_ids)], device=states.device)
+        still_open = torch.full(logits.shape[:2], -1, device=states.device)
+        model.choose_in_turn(states, logits, still_open, last, own_rows=0)
+        best, tokens = logits[0].max(-1)
+        return tokens.tolist(), (best - logits[0].logsumexp(-1)).exp().tolist()

@@ -1,0 +1,242 @@
+"""Fused mode: answers are plain decoding's own, whatever the slots say, and every number of kept tokens finds its group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from d3d.core.errors import InvalidRequest
+from d3d.drafting import fused
+from d3d.drafting.fused import FusedEngine, FusedSession
+from d3d.drafting.fused_plan import FusedPlan, plan_rows
+from d3d.engines.native import NativeEngine
+from d3d.models.drafter import DrafterModel
+from d3d.models.tiny import tiny_transformer
+from d3d.training.config import Stage, TrainConfig
+from d3d.training.corpus import Sample
+from d3d.training.trainer import Trainer
+from support.drafters import block_logits, sequence, text, tiny_drafter
+from support.runs import SAMPLING, Run, make, run, run_all
+
+Kind = dict[str, Any]
+KINDS: list[Kind] = [
+    {"block_attention": "causal"},
+    {"block_attention": "bidirectional"},
+    {"previous_token_width": 8},
+    {"mask_token_id": 96},
+]
+LEARNING = TrainConfig(
+    steps=120, warmup=5, learning_rate=2e-2, answers_per_step=4, stages=(Stage(share=1.0, block_size=5, anchors=100),), precision="float32"
+)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())))
+
+
+@pytest.fixture(scope="module")
+def target() -> NativeEngine:
+    return NativeEngine(tiny_transformer(seed=1))
+
+
+def drafter(target: NativeEngine, *, strength: float = 1.0, **kind: Any) -> DrafterModel:
+    model = tiny_drafter(target.model, **kind)
+    if model.previous_token_head is not None:
+        torch.nn.init.normal_(model.previous_token_head.up, std=0.1, generator=torch.Generator().manual_seed(2))
+    for name, parameter in model.trainable().items():
+        if name.endswith(".up"):
+            parameter.data *= strength
+    return model
+
+
+def fused_engine(target: NativeEngine, model: DrafterModel, rows: int = 12, draft_length: int = 4) -> FusedEngine:
+    return FusedEngine(target, model, draft_length, rows)
+
+
+def decode(engine: FusedEngine, runs: list[Run]) -> list[Run]:
+    return run_all(engine, engine.drafter, runs, engine.draft_length)
+
+
+def six(target: NativeEngine, **params: Any) -> list[Run]:
+    return [make(target, text(2 + number, seed=number), max_tokens=5 + 13 * (number * 5 % 6), **params) for number in range(6)]
+
+
+@every_kind
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("rows", [2, 5, 12])
+def test_ids_equal_plain(kind: Kind, sampling: str, rows: int, target: NativeEngine) -> None:
+    params = SAMPLING[sampling]
+    together = decode(fused_engine(target, drafter(target, **kind), rows), six(target, **params))
+    assert [one.ids for one in together] == [one.ids for one in run_all(target, None, six(target, **params), 0)]
+    assert not any(one.faults for one in together)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "temperature"])
+def test_thousands_of_rounds_reach_every_number_of_kept_tokens(sampling: str) -> None:
+    target = NativeEngine(tiny_transformer(seed=0))
+    params = SAMPLING[sampling] | {"max_tokens": 230}
+    prompts = [text(6, seed=50 + number) for number in range(4)]
+    plain = [run(target, None, prompt, **params).ids for prompt in prompts]
+    model = drafter(target, strength=0.0, previous_token_width=16)
+    samples = [Sample(prompt, ids[:180], "test", 0.0, 0) for prompt, ids in zip(prompts, plain, strict=True)]  # the rest is news
+    Trainer(model, samples, LEARNING).run(lambda _: None)
+    kept: list[int] = []
+    for rows in (4, 8, 12):
+        together = decode(fused_engine(target, model.eval(), rows, 3), [make(target, prompt, **params) for prompt in prompts])
+        assert [one.ids for one in together] == plain
+        kept += [stats.num_accepted for one in together for stats in one.rounds]
+    assert len(kept) > 500
+    assert all(kept.count(number) > 10 for number in range(4)), Counter(kept)
+
+
+def test_clean_rows_are_those_of_a_pass_without_slots_whatever_stands_in_them(target: NativeEngine) -> None:
+    ids = text(20, seed=3)
+    plain = target.open(1, 60)
+    plain.forward([ids[:15]], last_only=True)
+    (expected,) = plain.forward([ids[15:19]])
+    for strength in (0.0, 1.0, 30.0):
+        session = fused_engine(target, drafter(target, strength=strength)).open(1, 60)
+        session.forward([ids[:15]], last_only=True)
+        session.plans = {0: FusedPlan(3, (4, 3, 2, 1))}
+        (clean,) = session.forward([ids[15:19]])
+        torch.testing.assert_close(clean, expected, atol=1e-5, rtol=1e-5)
+        assert session.lengths == [19]
+
+
+@every_kind
+def test_each_group_drafts_what_its_slots_would_draft_alone(kind: Kind, target: NativeEngine) -> None:
+    model = drafter(target, **kind)
+    ids = text(12, seed=4)
+    session = fused_engine(target, model).open(1, 60)
+    session.forward([ids[:8]], last_only=True)
+    session.plans = {0: FusedPlan(3, (4, 0, 2, 5))}
+    session.forward([ids[8:12]])
+    for row, size in enumerate((4, 0, 2, 5)):
+        group = session.groups[0][row]
+        assert len(group.logits) == size
+        if size:
+            expected = block_logits(model, ids[: 9 + row], [-1] * (size + 1))[1:]
+            torch.testing.assert_close(group.logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token(target: NativeEngine) -> None:
+    model = drafter(target)
+    ids = text(12, seed=4)
+    engine = fused_engine(target, model, 16)
+    for num_accepted in range(3):
+        session = engine.open(1, 60)
+        session.forward([ids[:8]], last_only=True)
+        one = sequence(ids[:9])
+        assert session.drafts.draft([one], [6])[0].token_ids == (), "nothing was drafted yet"
+        session.plans = {0: FusedPlan(2, (3, 3, 3))}
+        session.drafts._last = {0: (8, 2)}
+        session.forward([ids[8:11]])
+        one.commit([*ids[9 : 9 + num_accepted], 77])
+        session.crop([len(one) - 1])
+        expected = block_logits(model, ids[: 9 + num_accepted], [-1] * 4)[1:].argmax(-1).tolist()
+        block = session.drafts.draft([one], [6])[0]
+        assert list(block.token_ids) == expected[: len(block.token_ids)]
+        assert block.token_ids
+
+
+def test_a_round_whose_group_was_left_out_goes_on_without_a_draft(target: NativeEngine) -> None:
+    one = decode(fused_engine(target, drafter(target), 2), [make(target, max_tokens=60)])[0]
+    assert one.ids == run(target, max_tokens=60).ids
+    assert any(stats.draft_length == 0 for stats in one.rounds[1:])
+    assert any(stats.draft_length > 0 for stats in one.rounds)
+
+
+def test_slots_that_are_not_finite_cost_speed_and_no_answer(target: NativeEngine) -> None:
+    model = drafter(target)
+    model.set_mask_vector(torch.full_like(model.mask_vector, float("inf")))  # type: ignore[arg-type]
+    together = decode(fused_engine(target, model), six(target))
+    assert [one.ids for one in together] == [one.ids for one in run_all(target, None, six(target), 0)]
+    assert all(one.faults == ["the drafter's logits are not finite"] for one in together if len(one.rounds) > 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scope": "all"}, "deltas at slots only"),
+        ({"scope": None}, "serial and plain work"),
+        ({"kept_layers": (0,)}, "the target itself"),
+        ({"alignment": "same"}, "alignment next"),
+        ({"block_size": 1}, "blocks of two or more"),
+    ],
+    ids=str,
+)
+def test_other_drafters_are_refused_with_the_modes_that_work(change: Kind, message: str, target: NativeEngine) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        fused_engine(target, tiny_drafter(target.model, **change))
+
+
+def test_a_drafter_of_another_target_is_refused(target: NativeEngine) -> None:
+    with pytest.raises(InvalidRequest, match="the target itself"):
+        fused_engine(target, tiny_drafter(tiny_transformer(seed=2)))
+
+
+def test_rows_stay_within_the_budget(target: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = fused.fused_layout
+
+    def watch(*arguments: Any) -> Any:
+        layout = original(*arguments)
+        seen.append(layout.width + layout.num_slots)
+        return layout
+
+    monkeypatch.setattr(fused, "fused_layout", watch)
+    decode(fused_engine(target, drafter(target), 9, 5), [make(target, max_tokens=100)])
+    assert max(seen) == 9
+
+
+def test_no_slot_is_hung_where_nothing_can_follow(target: NativeEngine) -> None:
+    session: FusedSession = fused_engine(target, drafter(target)).open(1, 40)
+    session.forward([text(5)], last_only=True)
+    session.drafts.draft([sequence(text(6))], [1])
+    assert session.plans == {0: FusedPlan(0, (0,))}
+
+
+# Which rows
+
+
+def test_all_rows_are_spent_on_what_promises_most() -> None:
+    plan = plan_rows([0.9, 0.5, 0.1], [0.7, 0.4, 0.2], 10, 50)
+    assert 1 + plan.num_drafted + sum(plan.groups) == 10
+    assert plan.num_drafted == 2
+    assert len(plan.groups) == 3
+    assert plan.groups[1] >= plan.groups[0], "that both are kept, or one, is likelier than none"
+
+
+@pytest.mark.parametrize("rows", range(2, 40))
+def test_no_plan_is_better_than_the_one_found(rows: int) -> None:
+    confidences, survival = [0.8, 0.6, 0.5], [0.7, 0.5, 0.2]
+    plan = plan_rows(confidences, survival, rows, 50)
+    assert 1 + plan.num_drafted + sum(plan.groups) <= rows
+    assert _promise(plan, confidences, survival) == pytest.approx(_best(confidences, survival, rows))
+
+
+def _promise(plan: FusedPlan, confidences: list[float], survival: list[float]) -> float:
+    reached, total = 1.0, 0.0
+    for row, size in enumerate(plan.groups):
+        stops = reached * (1 - confidences[row]) if row < plan.num_drafted else reached
+        total += stops * sum(survival[:size])
+        if row < plan.num_drafted:
+            reached *= confidences[row]
+            total += reached
+    return total
+
+
+def _best(confidences: list[float], survival: list[float], rows: int) -> float:
+    best = 0.0
+    for num_drafted in range(min(3, rows - 1) + 1):
+        plans = [FusedPlan(num_drafted, ())]
+        for _ in range(num_drafted + 1):
+            plans = [FusedPlan(num_drafted, (*plan.groups, size)) for plan in plans for size in range(4)]
+        fitting = [plan for plan in plans if 1 + num_drafted + sum(plan.groups) <= rows]
+        best = max(best, *(_promise(plan, confidences, survival) for plan in fitting))
+    return best
+
+
+def test_near_the_end_nothing_is_drafted_that_could_not_be_used() -> None:
+    assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 1) == FusedPlan(1, (0, 0))
+    assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 3) == FusedPlan(2, (2, 1, 0))
