@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from d3d.core.errors import InvalidRequest
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
-from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH as DEFAULT_DRAFT_LENGTH
 from d3d.decoding.modes import MODES as MODES
 from d3d.decoding.modes import Decoding, ModeOptions, decoding
 from d3d.decoding.request import Request, new_request
@@ -66,6 +65,10 @@ class Model:
             return preset.fused_rows
         assert self.drafter is not None
         return best_rows(self.engine, self.drafter.model)
+
+    def decoding(self, mode: str, options: ModeOptions) -> Decoding:
+        """What the loop is given for a mode. Raises InvalidRequest."""
+        return decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows)
 
     def encode(self, prompt: str | Messages | list[int], *, raw: bool = False, thinking: bool | None = None) -> list[int]:
         """Token ids of a prompt: a user's turn, a conversation (both through the chat template), text as it is (`raw`), or ids.
@@ -118,8 +121,7 @@ class Model:
         Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for.
         """
         mode = mode or ("serial" if self.drafter else "plain")
-        options = ModeOptions(draft_length, num_denoise_steps, rows)
-        chosen = decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows)
+        chosen = self.decoding(mode, ModeOptions(draft_length, num_denoise_steps, rows))
         params = sampling_params(sampling)
         request = new_request(
             self.engine,

@@ -19,6 +19,7 @@ from d3d.benchmarks.prompt_sets import read_set
 from d3d.benchmarks.provenance import read_provenance
 from d3d.benchmarks.rows import Row, read_rows
 from d3d.core.errors import InvalidRequest
+from d3d.decoding.modes import MODES
 
 NAMES = ("serial", "lookup", "draft_model")
 
@@ -258,17 +259,14 @@ def test_peers_take_no_batches_and_drafts_have_an_end(plan: Plan, model: d3d.Mod
         bench(replace(plan, draft_lengths=(7,)), model, ["serial"])
 
 
-def test_a_mode_known_by_its_name_only_takes_part(plan: Plan, model: d3d.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a mode that is added to `d3d.api.MODES` would."""
-    from d3d.benchmarks import methods
-
-    expected = run(plan, model, ["serial"])
-    monkeypatch.delitem(methods.OWN, "serial")
-    rows = run(replace(plan, directory=plan.directory.with_name("by_name")), model, ["serial"])
-    assert [row.token_ids for row in rows] == [row.token_ids for row in expected]
-    assert [row.acceptance and [one[:3] for one in row.acceptance.each_round] for row in rows] == [
-        row.acceptance and [one[:3] for one in row.acceptance.each_round] for row in expected
-    ]
+def test_every_mode_takes_part_with_the_times_of_its_rounds_alone_and_in_batches(plan: Plan, model: d3d.Model) -> None:
+    for batch in (1, 2):
+        rows = run(replace(plan, directory=plan.directory.with_name(f"batch{batch}"), batches=(batch,)), model, list(MODES))
+        plain = {row.prompt_id: row.token_ids for row in rows if row.method == "plain"}
+        for mode in MODES[1:]:
+            mine = [row for row in rows if row.method == mode]
+            assert {row.prompt_id: row.token_ids for row in mine} == plain
+            assert all(row.acceptance is not None and row.acceptance.each_round for row in mine)
 
 
 def test_a_damaged_row_in_the_middle_is_told_by_its_line(finished: Plan, model: d3d.Model) -> None:

@@ -18,6 +18,7 @@ from d3d.benchmarks.peers.llama_cpp import LlamaCpp, gguf_file
 from d3d.benchmarks.peers.openai_server import OpenAIServer, spread
 from d3d.benchmarks.peers.transformers import TransformersPeer
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest, MissingExtra
+from d3d.decoding.modes import ModeOptions
 from support.tiny_model import write_tiny_target
 
 SETTING = Setting(max_tokens=10)
@@ -37,7 +38,7 @@ def question(model: d3d.Model) -> Question:
 
 @pytest.fixture(scope="module")
 def plain(model: d3d.Model, question: Question) -> Answer:
-    return answer_together(model, None, [question], SETTING, Sampling())[0]
+    return answer_together(model, model.decoding("plain", ModeOptions()), [question], SETTING, Sampling())[0]
 
 
 def check_deliveries(answer: Answer) -> None:

@@ -9,6 +9,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from d3d.models.fingerprint import first_difference, tokenizer_fingerprint, weights_fingerprint
+from d3d.models.linear import pack_weights
+from support.drafters import tiny_drafter
 
 
 def weights(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
@@ -107,3 +109,11 @@ def test_the_real_model_is_identified_quickly(smollm2: Path) -> None:
     assert weights_fingerprint(tensors) == first
     assert time.monotonic() - started < 0.5
     assert first_difference(load_tokenizer(smollm2), load_tokenizer(smollm2)) is None
+
+
+def test_packed_weights_have_the_same_fingerprint() -> None:
+    model = tiny_drafter()
+    before = weights_fingerprint(model.trainable())
+    pack_weights(model)
+    assert model.transformer.head.weight.is_mkldnn
+    assert weights_fingerprint(model.trainable()) == before

@@ -1,23 +1,22 @@
 """The methods that can be compared. All of ours run through one engine and one loop; only the drafter differs.
 
-A mode of `d3d.api.MODES` is a method of the same name. It takes part without a word here if it is served by `Model.stream`; a line
-in OWN gives it the times of its rounds, and batches.
+A mode of `d3d.decoding.modes.MODES` is a method of the same name; what else may stand in for a drafter is another one.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from d3d.api import DEFAULT_DRAFT_LENGTH, MODES, Model
-from d3d.baselines.draft_model import DraftModel, autoregressive_head, draft_model
+from d3d.api import Model
+from d3d.baselines.draft_model import autoregressive_head, draft_model
 from d3d.baselines.lookup import LookupDrafter
 from d3d.benchmarks.answers import Answer, Peer, Question, Sampling, Setting
-from d3d.benchmarks.own import answer_together, answer_with_mode
+from d3d.benchmarks.own import answer_together
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Drafter
+from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH, MODES, Decoding, ModeOptions
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.models.fingerprint import weights_fingerprint
 from d3d.models.open_model import open_model
@@ -61,35 +60,57 @@ class Method:
     close: Callable[[], None] = field(default=lambda: None)
 
 
-def _no_drafter(model: Model, options: MethodOptions) -> None:  # noqa: ARG001 - plain needs neither
-    return None
+class Loop(NamedTuple):
+    """One of our own methods: what the decoding loop is given at a draft length."""
+
+    at: Callable[[int | None], Decoding]
+    """None: the method's own draft length."""
+    about: dict[str, Any]
+    """What the drafter is, for the provenance."""
 
 
-def _serial(model: Model, options: MethodOptions) -> Drafter:  # noqa: ARG001 - the model brings its drafter
-    if model.drafter is None:
-        raise InvalidRequest(f"method serial: it needs a drafter for {model.target.source}; give one with --drafter")
-    return model.drafter
+def _mode(name: str) -> Callable[[Model, MethodOptions], Loop]:
+    def make(model: Model, options: MethodOptions) -> Loop:  # noqa: ARG001 - the model brings its drafter
+        about = {} if name == PLAIN or model.drafter is None else _about(model.drafter)
+        return Loop(lambda length: model.decoding(name, ModeOptions(draft_length=length)), about)
+
+    return make
 
 
-def _lookup(model: Model, options: MethodOptions) -> Drafter:  # noqa: ARG001 - it needs no model
-    return LookupDrafter()
+def _lookup(model: Model, options: MethodOptions) -> Loop:  # noqa: ARG001 - it needs no other model
+    drafter = LookupDrafter()
+    return Loop(_serially(model, drafter), {"longest": drafter.longest, "shortest": drafter.shortest})
 
 
-def _draft_model(model: Model, options: MethodOptions) -> DraftModel:
+def _draft_model(model: Model, options: MethodOptions) -> Loop:
     if options.draft_model is not None:
-        return draft_model(open_model(options.draft_model, device=options.device, dtype=options.dtype), model.target)
+        other = draft_model(open_model(options.draft_model, device=options.device, dtype=options.dtype), model.target)
+        return Loop(_serially(model, other), {"model": options.draft_model})
     if model.drafter is None:
         raise InvalidRequest("method draft_model: name a causal model with --draft-model, or a drafter whose own head can be used")
-    return autoregressive_head(model.drafter.model, model.engine.vocab_size)
+    own = autoregressive_head(model.drafter.model, model.engine.vocab_size)
+    return Loop(_serially(model, own), {"model": "the clean rows of the drafter"})
 
 
-OWN: dict[str, Callable[[Model, MethodOptions], Drafter | None]] = {
-    PLAIN: _no_drafter,
-    "serial": _serial,
+def _serially(model: Model, drafter: Drafter) -> Callable[[int | None], Decoding]:
+    return lambda length: Decoding(model.engine, drafter, min(length or DEFAULT_DRAFT_LENGTH, drafter.block_size))
+
+
+def _about(drafter: BlockDrafter) -> dict[str, Any]:
+    config = drafter.model.config
+    return {
+        "fingerprint": weights_fingerprint(drafter.model.trainable()),
+        "block_size": config.block_size,
+        "kept_layers": list(config.kept_layers),
+    }
+
+
+OWN: dict[str, Callable[[Model, MethodOptions], Loop]] = {
+    **{mode: _mode(mode) for mode in MODES},
     "lookup": _lookup,
     "draft_model": _draft_model,
 }
-"""The drafter that each of our methods puts into the loop."""
+"""Our methods: every mode, and drafters that are no mode."""
 
 PeerMaker = Callable[[Model, MethodOptions, Sampling], Peer]
 
@@ -135,7 +156,7 @@ PEERS: dict[str, PeerSpec] = {
     "llama_cpp": PeerSpec(_llama_cpp, drafts=False, is_plain=True),
 }
 
-NAMES: tuple[str, ...] = tuple(dict.fromkeys(itertools.chain(MODES, OWN, PEERS)))
+NAMES: tuple[str, ...] = (*OWN, *PEERS)
 
 
 def make_methods(names: Sequence[str], model: Model, options: MethodOptions, sampling: Sampling) -> list[Method]:
@@ -164,47 +185,22 @@ def check_names(names: Sequence[str], temperature: float) -> None:
 def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -> Method:
     if name in PEERS:
         return _peer(name, PEERS[name], PEERS[name].make(model, options, sampling))
-    if name not in OWN:
-        return _mode(name, model, sampling)
-    drafter = OWN[name](model, options)
+    loop = OWN[name](model, options)
+    default = loop.at(None)
 
     def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
-        return answer_together(model, drafter, questions, setting, sampling)
+        return answer_together(model, loop.at(setting.draft_length), questions, setting, sampling)
 
     return Method(
         name,
         answer,
-        drafts=drafter is not None,
+        drafts=default.drafter is not None,
         batches=True,
         is_plain=name == PLAIN,
-        max_draft_length=None if drafter is None else drafter.block_size,
-        describe=lambda: _about(drafter, options),
+        max_draft_length=None if default.drafter is None else default.drafter.block_size,
+        default_draft_length=default.draft_length,
+        describe=lambda: loop.about,
     )
-
-
-def _about(drafter: Drafter | None, options: MethodOptions) -> dict[str, Any]:
-    """What a drafter is, for the provenance."""
-    if isinstance(drafter, BlockDrafter):
-        config = drafter.model.config
-        return {
-            "fingerprint": weights_fingerprint(drafter.model.trainable()),
-            "block_size": config.block_size,
-            "kept_layers": list(config.kept_layers),
-        }
-    if isinstance(drafter, LookupDrafter):
-        return {"longest": drafter.longest, "shortest": drafter.shortest}
-    if isinstance(drafter, DraftModel):
-        return {"model": options.draft_model or "the clean rows of the drafter"}
-    return {}
-
-
-def _mode(name: str, model: Model, sampling: Sampling) -> Method:
-    """A mode of which this module knows no more than its name."""
-
-    def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
-        return [answer_with_mode(model, name, question, setting, sampling) for question in questions]
-
-    return Method(name, answer, drafts=True, batches=False, default_draft_length=None)
 
 
 def _peer(name: str, spec: PeerSpec, peer: Peer) -> Method:

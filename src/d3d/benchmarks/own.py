@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from d3d.api import Model
 from d3d.benchmarks.answers import Answer, Delivery, Question, Sampling, Setting, Stopwatch
-from d3d.core.protocols import Drafter
 from d3d.core.types import RoundStats, SamplingParams
 from d3d.decoding.loop import Event, decode
+from d3d.decoding.modes import Decoding
 from d3d.decoding.request import Request, new_request
 
 
@@ -19,9 +19,7 @@ def sampling_params(setting: Setting, sampling: Sampling) -> SamplingParams:
     )
 
 
-def answer_together(
-    model: Model, drafter: Drafter | None, questions: Sequence[Question], setting: Setting, sampling: Sampling
-) -> list[Answer]:
+def answer_together(model: Model, chosen: Decoding, questions: Sequence[Question], setting: Setting, sampling: Sampling) -> list[Answer]:
     """Decode all questions in one batch. Raises InvalidRequest for a prompt that is too long."""
     params = sampling_params(setting, sampling)
     watch = Stopwatch()
@@ -37,10 +35,10 @@ def answer_together(
         for question in questions
     ]
     notes = [_Notes() for _ in requests]
-    for event in decode(model.engine, drafter, requests, setting.draft_length or 0):
+    for event in decode(chosen.target, chosen.drafter, requests, chosen.draft_length):
         notes[event.index].add(event, watch.elapsed())
     wall_s = watch.elapsed()
-    return [note.answer(request, wall_s, has_rounds=drafter is not None) for note, request in zip(notes, requests, strict=True)]
+    return [note.answer(request, wall_s, has_rounds=chosen.drafter is not None) for note, request in zip(notes, requests, strict=True)]
 
 
 @dataclass
@@ -72,31 +70,3 @@ class _Notes:
             wall_s=wall_s,
             warnings=tuple(self.faults),
         )
-
-
-def answer_with_mode(model: Model, mode: str, question: Question, setting: Setting, sampling: Sampling) -> Answer:
-    """Through `Model.stream`, for modes that this package knows by name only: the rounds have no times then, and the draft lengths that
-    such a mode was free to take."""
-    watch = Stopwatch()
-    taken: list[tuple[int, int, int]] = []
-    result = None
-    remaining = setting.max_tokens
-    options = sampling_params(setting, sampling).model_dump(exclude_defaults=True)
-    for chunk in model.stream(question.token_ids, mode=mode, draft_length=setting.draft_length, **options):
-        if watch.deliveries:
-            taken.append((remaining - 1, chunk.num_accepted, len(chunk.token_ids)))
-        watch.deliver(len(chunk.token_ids))
-        remaining -= len(chunk.token_ids)
-        result = chunk.result
-    assert result is not None, "the last chunk carries the result"
-    width = result.speculation.draft_length if result.speculation else 0
-    return Answer(
-        text=result.text,
-        token_ids=result.token_ids,
-        num_tokens=len(result.token_ids),
-        finish_reason=result.finish_reason,
-        deliveries=watch.deliveries,
-        rounds=tuple(RoundStats(min(width, room), kept, committed, 0.0, 0.0) for room, kept, committed in taken),
-        wall_s=watch.elapsed(),
-        warnings=result.speculation.warnings if result.speculation else (),
-    )

@@ -49,6 +49,7 @@ def data(
     """Write the target's answers to prompts into a training corpus. Answers that the corpus holds already are not written again."""
     from d3d.cli.console import meter, note
     from d3d.core.errors import InvalidRequest
+    from d3d.models.linear import pack_weights
     from d3d.models.open_model import open_model
     from d3d.training.make_corpus import CorpusPlan, CorpusRun
     from d3d.training.prompts import PromptOptions
@@ -69,6 +70,7 @@ def data(
     )
     plan.check()
     model = open_model(target, device=device, dtype=dtype)
+    pack_weights(model.transformer)
     if warning := thinking_warning(model, thinking):
         note(warning, "yellow")
     run = CorpusRun(model, plan)

@@ -33,6 +33,7 @@ def evaluate(
     from d3d.core.errors import InvalidRequest
     from d3d.models.checkpoint import load_drafter, read_config
     from d3d.models.fingerprint import tokenizer_fingerprint
+    from d3d.models.linear import pack_weights
     from d3d.models.loading import resolve_drafter
     from d3d.models.open_model import open_model
     from d3d.training.corpus import corpus_files, corpus_identity, read_corpus
@@ -42,6 +43,7 @@ def evaluate(
     read_config(directory)
     base = open_model(target, device=device, dtype=dtype)
     model = load_drafter(directory, base)
+    pack_weights(base.transformer, model)
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(f"{corpus}: no answer of two tokens or more, so nothing can be measured")

@@ -32,7 +32,7 @@ def weights_fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sample(tensor: Tensor) -> bytes:
-    flat = tensor.detach().reshape(-1)
+    flat = (tensor.to_dense() if tensor.is_mkldnn else tensor).detach().reshape(-1)
     stride = max(1, -(-flat.numel() // SAMPLED_VALUES))
     values = flat[::stride].to(device="cpu", dtype=torch.float32)
     return values.numpy().astype("<f4").tobytes()

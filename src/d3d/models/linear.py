@@ -76,8 +76,8 @@ def pack_weights(*models: nn.Module) -> None:
                     if _can_be_packed(getattr(module, name)):
                         users.setdefault(id(getattr(module, name)), []).append((module, name))
     for places in users.values():
-        weight = getattr(*places[0]).detach()
-        packed = nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS), requires_grad=False)
+        weight = getattr(*places[0])
+        packed = nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS), weight.requires_grad)
         for module, name in places:
             setattr(module, name, packed)
 
