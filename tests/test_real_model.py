@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import d3d
+from d3d.drafting.fused import FusedEngine
+from d3d.drafting.fused_plan import FusedPlan
 from d3d.models.checkpoint import read_config
 
 pytestmark = pytest.mark.real_model
@@ -25,13 +27,27 @@ def model(smollm2: Path) -> d3d.Model:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.95, "repetition_penalty": 1.1}])
-def test_serial_ids_equal_plain_ids(model: d3d.Model, prompt: str, sampling: dict[str, float]) -> None:
+def test_serial_and_fused_ids_equal_plain_ids(model: d3d.Model, prompt: str, sampling: dict[str, float]) -> None:
     plain = model.generate(prompt, mode="plain", max_tokens=48, **sampling)
-    serial = model.generate(prompt, mode="serial", max_tokens=48, **sampling)
-    assert serial.token_ids == plain.token_ids
-    assert serial.text == plain.text
-    assert serial.speculation is not None
-    assert serial.speculation.rounds < len(serial.token_ids) - 1, "nothing that was drafted was ever kept"
+    for mode in ("serial", "fused"):
+        drafted = model.generate(prompt, mode=mode, max_tokens=48, **sampling)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.text == plain.text
+        assert drafted.speculation is not None
+        assert drafted.speculation.rounds < len(drafted.token_ids) - 1, "nothing that was drafted was ever kept"
+
+
+def test_clean_rows_of_a_fused_pass_are_those_of_a_plain_pass(model: d3d.Model) -> None:
+    assert model.drafter is not None
+    ids = model.encode(PROMPTS[0])
+    plain = model.engine.open(1, 100)
+    plain.forward([ids[:-4]], last_only=True)
+    (expected,) = plain.forward([ids[-4:]])
+    fused = FusedEngine(model.engine, model.drafter.model, 3, 16).open(1, 100)
+    fused.forward([ids[:-4]], last_only=True)
+    fused.plans = {0: FusedPlan(3, (4, 3, 3, 2))}
+    (clean,) = fused.forward([ids[-4:]])
+    assert (clean - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_the_shipped_drafter_is_worth_its_pass(model: d3d.Model) -> None:
