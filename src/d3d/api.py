@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from d3d.core.errors import InvalidRequest
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
+from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, Decoding, ModeOptions, decoding
 from d3d.decoding.modes import MODES as MODES
-from d3d.decoding.modes import Decoding, ModeOptions, decoding
 from d3d.decoding.request import Request, new_request
 from d3d.decoding.results import GenerationResult, Recorder, Settings, StreamChunk
 from d3d.drafting.block_drafter import BlockDrafter
@@ -29,7 +29,7 @@ from d3d.models.checkpoint import load_drafter, read_config
 from d3d.models.linear import pack_weights
 from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, open_model
-from d3d.models.presets import PRESETS
+from d3d.models.presets import PRESETS, Preset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -44,6 +44,8 @@ class Model:
     target: OpenModel
     engine: NativeEngine
     drafter: BlockDrafter | None
+    preset: Preset | None = None
+    """Whose target and drafter these are."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -60,11 +62,11 @@ class Model:
     @cached_property
     def fused_rows(self) -> int:
         """Rows of a fused pass that take least time per token: the preset's, or measured here once."""
-        preset = PRESETS.get(self.target.source)
-        if preset is not None and preset.fused_rows is not None:
-            return preset.fused_rows
         assert self.drafter is not None
-        return best_rows(self.engine, self.drafter.model)
+        if self.preset is not None and self.preset.fused_rows is not None:
+            return self.preset.fused_rows
+        longest = self.drafter.model.config.num_slots(self.drafter.block_size)
+        return best_rows(self.engine, self.drafter.model, min(DEFAULT_FUSED_DRAFT_LENGTH, longest))
 
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:
         """What the loop is given for a mode. Raises InvalidRequest."""
@@ -186,4 +188,5 @@ def load(target: str, drafter: str | Path | None = None, *, device: str = "auto"
         return Model(model, engine, None)
     drafter_model = load_drafter(path, model)
     pack_weights(model.transformer, drafter_model)
-    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size))
+    preset = PRESETS.get(target) if drafter is None else None
+    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset)

@@ -17,11 +17,12 @@ import pytest
 
 from d3d.cli import console
 from d3d.cli.interrupt import deferred_interrupt
+from d3d.models.checkpoint import save_drafter
 from d3d.training import prompts as prompts_module
 from d3d.training.corpus import read_corpus
 from d3d.training.evaluation_sets import EvaluationSets, fingerprint
 from support.command import Outcome, d3d
-from support.tiny_model import tiny_tokenizer, write_tiny_target
+from support.tiny_model import open_tiny, random_drafter, tiny_tokenizer, write_tiny_target
 
 CONFIG = """
 drafter: {block_size: 4, delta: {rank: 4}}
@@ -394,6 +395,10 @@ def test_refusals_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tu
     assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--draft-length", 7).is_refusal("draft length: 7", "can draft, 6")
     assert d3d("evaluate", tmp_path / "none", corpora[0], *given).is_refusal("no drafter")
     assert d3d("evaluate", tiny_target, corpora[0], *given).is_refusal("not a d3d drafter but a plain llama model")
+    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--mode", "async").is_refusal("mode: 'async'", "serial, fused")
+    base = open_tiny(tiny_target)
+    save_drafter(tmp_path / "pruned", random_drafter(base, kept_layers=(0,)), base)
+    assert d3d("evaluate", tmp_path / "pruned", corpora[0], *given, "--mode", "fused").is_refusal("the target itself")
     empty = tmp_path / "empty.jsonl"
     empty.write_text(corpora[0].read_text().splitlines()[0] + "\n")
     assert d3d("evaluate", tiny_drafter, empty, *given).is_refusal("nothing can be measured")

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from d3d.core.errors import InvalidRequest
+from d3d.decoding import loop
 from d3d.drafting import fused
-from d3d.drafting.fused import FusedEngine, FusedSession
-from d3d.drafting.fused_plan import FusedPlan, plan_rows
+from d3d.drafting.block_drafter import BlockDrafter
+from d3d.drafting.fused import FusedDrafts, FusedEngine
+from d3d.drafting.fused_budget import BUDGETS, best_rows, expected_tokens
+from d3d.drafting.fused_plan import NEXT_ROUND, FusedPlan, plan_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.drafter import DrafterModel
+from d3d.models.linear import pack_weights
 from d3d.models.tiny import tiny_transformer
 from d3d.training.config import Stage, TrainConfig
 from d3d.training.corpus import Sample
@@ -127,14 +131,15 @@ def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token
         session = engine.open(1, 60)
         session.forward([ids[:8]], last_only=True)
         one = sequence(ids[:9])
-        assert session.drafts.draft([one], [6])[0].token_ids == (), "nothing was drafted yet"
+        drafts = FusedDrafts(engine, session)
+        assert drafts.draft([one], [6])[0].token_ids == (), "nothing was drafted yet"
         session.plans = {0: FusedPlan(2, (3, 3, 3))}
-        session.drafts._last = {0: (8, 2)}
+        drafts._last = {0: (8, 2)}
         session.forward([ids[8:11]])
         one.commit([*ids[9 : 9 + num_accepted], 77])
         session.crop([len(one) - 1])
         expected = block_logits(model, ids[: 9 + num_accepted], [-1] * 4)[1:].argmax(-1).tolist()
-        block = session.drafts.draft([one], [6])[0]
+        block = drafts.draft([one], [6])[0]
         assert list(block.token_ids) == expected[: len(block.token_ids)]
         assert block.token_ids
 
@@ -152,6 +157,62 @@ def test_slots_that_are_not_finite_cost_speed_and_no_answer(target: NativeEngine
     together = decode(fused_engine(target, model), six(target))
     assert [one.ids for one in together] == [one.ids for one in run_all(target, None, six(target), 0)]
     assert all(one.faults == ["the drafter's logits are not finite"] for one in together if len(one.rounds) > 2)
+
+
+@pytest.mark.parametrize("lengths", [(1, 40, 40), (40, 1, 40), (1, 1, 1), (2, 1, 30)], ids=str)
+def test_requests_that_end_with_their_first_token_stop_nobody_else(lengths: tuple[int, ...], target: NativeEngine) -> None:
+    def requests() -> list[Run]:
+        return [make(target, text(4 + number, seed=number), max_tokens=length) for number, length in enumerate(lengths)]
+
+    together = decode(fused_engine(target, drafter(target)), requests())
+    assert [one.ids for one in together] == [one.ids for one in run_all(target, None, requests(), 0)]
+    assert not any(one.faults for one in together)
+    assert all(any(stats.draft_length for stats in one.rounds) for one in together if len(one.ids) > 10)
+
+
+@pytest.mark.parametrize(
+    "params", [{"stop_token_ids": (11, 30)}, {"min_tokens": 4, "stop_token_ids": (11, 30, 56)}, {"logprobs": 3}], ids=str
+)
+def test_ends_and_logprobs_in_a_batch_are_plains(params: dict[str, Any], target: NativeEngine) -> None:
+    together = decode(fused_engine(target, drafter(target)), six(target, temperature=0.9, seed=4, **params))
+    plain = run_all(target, None, six(target, temperature=0.9, seed=4, **params), 0)
+    assert [(one.ids, one.finish_reason) for one in together] == [(one.ids, one.finish_reason) for one in plain]
+    assert len({one.finish_reason for one in plain}) == (1 if "logprobs" in params else 2), "some ended early"
+    for one, other in zip(together, plain, strict=True):
+        assert [entry.token_id for entry in one.logprobs] == [entry.token_id for entry in other.logprobs]
+        assert [entry.logprob for entry in one.logprobs] == pytest.approx([entry.logprob for entry in other.logprobs], abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_other_families_packed(family: str, tied: bool) -> None:
+    engine = NativeEngine(tiny_transformer(family, seed=3, tie_word_embeddings=tied))
+    model = drafter(engine, previous_token_width=8)
+    expected = [one.ids for one in run_all(engine, None, six(engine), 0)]
+    pack_weights(engine.model, model)
+    together = decode(fused_engine(engine, model), six(engine))
+    assert [one.ids for one in together] == expected
+    assert not any(one.faults for one in together)
+
+
+def test_up_to_the_end_of_the_context() -> None:
+    engine = NativeEngine(tiny_transformer(seed=1, max_position_embeddings=40))
+    for prompt_length in (1, 20, 37, 39):
+        prompt = text(prompt_length)
+        fused_run = decode(fused_engine(engine, drafter(engine), 16), [make(engine, prompt, max_tokens=100)])[0]
+        assert fused_run.ids == run(engine, None, prompt, max_tokens=100).ids
+        assert not fused_run.faults
+
+
+def test_interleaved_answers_in_different_modes_do_not_meet(target: NativeEngine) -> None:
+    model = drafter(target)
+    engine = fused_engine(target, model)
+    ways: list[tuple[Any, Any]] = [(engine, engine.drafter), (target, BlockDrafter(model, 97)), (target, None), (engine, engine.drafter)]
+    runs = [make(target, text(5, seed=number), max_tokens=40) for number in range(4)]
+    streams = [loop.decode(way[0], way[1], [one.request], 4) for way, one in zip(ways, runs, strict=True)]
+    while streams:
+        streams = [stream for stream in streams if next(stream, None) is not None]
+    assert [one.ids for one in runs] == [run(target, None, text(5, seed=number), max_tokens=40).ids for number in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -190,9 +251,10 @@ def test_rows_stay_within_the_budget(target: NativeEngine, monkeypatch: pytest.M
 
 
 def test_no_slot_is_hung_where_nothing_can_follow(target: NativeEngine) -> None:
-    session: FusedSession = fused_engine(target, drafter(target)).open(1, 40)
+    engine = fused_engine(target, drafter(target))
+    session = engine.open(1, 40)
     session.forward([text(5)], last_only=True)
-    session.drafts.draft([sequence(text(6))], [1])
+    FusedDrafts(engine, session).draft([sequence(text(6))], [1])
     assert session.plans == {0: FusedPlan(0, (0,))}
 
 
@@ -219,7 +281,7 @@ def _promise(plan: FusedPlan, confidences: list[float], survival: list[float]) -
     reached, total = 1.0, 0.0
     for row, size in enumerate(plan.groups):
         stops = reached * (1 - confidences[row]) if row < plan.num_drafted else reached
-        total += stops * sum(survival[:size])
+        total += NEXT_ROUND * stops * sum(survival[:size])
         if row < plan.num_drafted:
             reached *= confidences[row]
             total += reached
@@ -240,3 +302,35 @@ def _best(confidences: list[float], survival: list[float], rows: int) -> float:
 def test_near_the_end_nothing_is_drafted_that_could_not_be_used() -> None:
     assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 1) == FusedPlan(1, (0, 0))
     assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 3) == FusedPlan(2, (2, 1, 0))
+
+
+def test_drafted_tokens_go_before_slots_of_equal_chance() -> None:
+    for rows in (3, 5, 8):
+        assert plan_rows([0.5] * 4, [0.65, 0.42, 0.27, 0.18], rows, 50).num_drafted >= 1
+
+
+# The budget
+
+
+def test_more_rows_bring_more_tokens() -> None:
+    tokens = [expected_tokens(rows, 6) for rows in BUDGETS]
+    assert tokens == sorted(tokens)
+    assert 1.2 < tokens[0] < tokens[-1] < 3.0
+
+
+def test_the_budget_of_least_time_per_token_is_found(target: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = drafter(target)
+    for seconds_a_row, best in ((1e-9, BUDGETS[-1]), (100.0, BUDGETS[0])):
+        monkeypatch.setattr("d3d.drafting.fused_budget.pass_seconds", lambda *given, cost=seconds_a_row: 1.0 + cost * given[-1])
+        assert best_rows(target, model, 5) == best
+
+
+@pytest.mark.parametrize("context", [6, 10, 33, 34])
+def test_a_short_context_has_a_budget_too(context: int) -> None:
+    engine = NativeEngine(tiny_transformer(seed=1, max_position_embeddings=context))
+    assert best_rows(engine, drafter(engine), 5) in BUDGETS
+
+
+def test_an_endless_budget_takes_no_endless_room(target: NativeEngine) -> None:
+    one = decode(fused_engine(target, drafter(target), 10**9, 3), [make(target, max_tokens=30)])[0]
+    assert one.ids == run(target, max_tokens=30).ids

@@ -69,6 +69,17 @@ def test_it_changes_what_is_drafted() -> None:
     assert draft(drafter()) != draft(drafter(strength=0.0))
 
 
+def test_a_mask_token_is_never_chosen() -> None:
+    config = DrafterConfig(block_size=5, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=4, mask_token_id=7)
+    model = from_target(tiny_transformer(vocab_size=50), config, seed=1)
+    assert model.previous_token_head is not None
+    torch.nn.init.normal_(model.previous_token_head.up, generator=torch.Generator().manual_seed(5))
+    for seed in range(30):
+        ids = torch.randint(0, 50, (4,), generator=torch.Generator().manual_seed(seed)).tolist()
+        session = BlockDrafter(model.eval(), 50).open(1, 64)
+        assert 7 not in session.draft([Sequence(ids, SamplingParams())], [5])[0].token_ids[1:]
+
+
 def test_packed_weights_change_nothing() -> None:
     model, packed = drafter(), drafter()
     pack_weights(packed)

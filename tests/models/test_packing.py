@@ -60,6 +60,13 @@ def test_a_tied_embedding_can_still_be_looked_up() -> None:
     assert torch.equal(base.embed(ids), before)
 
 
+def test_packed_weights_refuse_to_be_trained() -> None:
+    layer = Linear(torch.randn(8, 6))
+    pack_weights(layer)
+    with pytest.raises(RuntimeError, match="packed weights can't be trained"):
+        layer(torch.randn(1, 2, 6, requires_grad=True))
+
+
 def test_packing_twice_changes_nothing() -> None:
     layer = Linear(torch.randn(8, 6))
     pack_weights(layer)

@@ -76,6 +76,12 @@ def test_a_drafter_of_another_kind_is_refused(change: dict[str, int], message: s
         a_run(tmp_path / "run", base, older, **change)
 
 
+def test_a_previous_token_head_of_another_width_is_refused(base: OpenModel, tmp_path: Path) -> None:
+    save_drafter(tmp_path / "older", random_drafter(base, previous_token_width=8), base, storage="float32")
+    with pytest.raises(InvalidCheckpoint, match="its previous_token_width is 8, the new drafter's is 16"):
+        a_run(tmp_path / "run", base, tmp_path / "older", head=16)
+
+
 def test_a_drafter_over_other_weights_is_refused(older: Path, tmp_path: Path) -> None:
     other = open_tiny(write_tiny_target(tmp_path / "other", seed=9))
     with pytest.raises(InvalidCheckpoint, match="whose weights are not those of"):

@@ -12,7 +12,8 @@ import typer
 from d3d.cli.options import DeviceOption, DTypeOption
 
 if TYPE_CHECKING:
-    from d3d.models.drafter import DrafterConfig
+    from d3d.models.drafter import DrafterModel
+    from d3d.models.transformer import Transformer
     from d3d.training.acceptance import Acceptance
 
 
@@ -47,7 +48,7 @@ def evaluate(
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(f"{corpus}: no answer of two tokens or more, so nothing can be measured")
-    longest = _longest_draft(mode, model.config)
+    longest = _longest_draft(mode, model, base.transformer)
     length = longest if draft_length is None else draft_length
     if length > longest:
         raise InvalidRequest(f"draft length: {length} is above the most that the drafter can draft, {longest}")
@@ -69,17 +70,17 @@ def evaluate(
     typer.echo(json.dumps(record))
 
 
-def _longest_draft(mode: str, config: DrafterConfig) -> int:
+def _longest_draft(mode: str, model: DrafterModel, base: Transformer) -> int:
     """Raises InvalidRequest for a mode that does not exist, or not with this drafter."""
     from d3d.core.errors import InvalidRequest
+    from d3d.drafting.fused import check_fused
 
     if mode not in ("serial", "fused"):
         raise InvalidRequest(f"mode: {mode!r} is not one of serial, fused")
     if mode == "serial":
-        return config.block_size
-    if not config.clean_rows_are_base or config.alignment != "next" or config.block_size < 2:
-        raise InvalidRequest("mode: fused needs a drafter with deltas at slots only, alignment next and blocks of two or more; use serial")
-    return config.num_slots(config.block_size)
+        return model.config.block_size
+    check_fused(model, base)
+    return model.config.num_slots(model.config.block_size)
 
 
 def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answers: int) -> dict[str, Any]:

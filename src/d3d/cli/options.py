@@ -20,7 +20,9 @@ ModeOption = Annotated[str | None, typer.Option(help="plain, serial or fused. De
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 DraftLengthOption = Annotated[int | None, typer.Option(help="Most tokens to draft a round. Default: 4 in serial mode, 6 in fused.")]
-RowsOption = Annotated[int | None, typer.Option(help="Fused mode: most rows of a pass. Default: the preset's, else measured at the start.")]
+RowsOption = Annotated[
+    int | None, typer.Option(help="Fused mode: most rows of a pass a sequence. Default: the preset's, else measured at the start.")
+]
 DenoiseStepsOption = Annotated[int | None, typer.Option(help="Serial mode: drafter passes a block, at most the draft length. Default: 1.")]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]

@@ -27,7 +27,7 @@ class ModeOptions(NamedTuple):
     num_denoise_steps: int | None = None
     """Drafter passes a block, at most draft_length. Serial mode only."""
     rows: int | None = None
-    """Most rows of a pass. Fused mode only."""
+    """Most rows of a pass for each sequence. Fused mode only."""
 
 
 class Decoding(NamedTuple):

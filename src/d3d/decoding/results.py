@@ -47,7 +47,7 @@ class Speculation:
     num_accepted_histogram: tuple[int, ...]
     """Rounds by num_accepted, 0 to draft_length."""
     undrafted_rounds: int
-    """Rounds in which nothing was drafted; in fused mode the first one, and those whose slots were left out."""
+    """Rounds in which only the anchor was verified; in fused mode the first, and those where slots promised more, or were left out."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()

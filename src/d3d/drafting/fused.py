@@ -23,6 +23,7 @@ from d3d.drafting.fused_plan import FusedPlan, Survival, plan_rows
 from d3d.engines.native import NativeEngine, NativeSession
 from d3d.models.drafter import DrafterModel
 from d3d.models.from_target import clean_rows_are_of
+from d3d.models.transformer import Transformer
 
 NO_SLOTS = FusedPlan(0, ())
 
@@ -36,20 +37,11 @@ class FusedEngine:
     draft_length: int
     """Most tokens a draft."""
     rows: int
-    """Most rows of a pass for each sequence, the anchor's included."""
+    """Most rows of a pass for each sequence, the anchor's included; a batch adds padding."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest where the drafter's clean rows are not the target's, or its slots predict what the target chooses."""
-        if not clean_rows_are_of(self.model, self.engine.model):
-            raise InvalidRequest(
-                "mode: fused needs a drafter that is the target itself with deltas at slots only, whose clean rows are the target's; "
-                "with this one, serial and plain work"
-            )
-        if self.model.config.alignment != "next" or self.model.config.block_size < 2:
-            raise InvalidRequest(
-                "mode: fused needs a drafter of alignment next with blocks of two or more, whose slots predict what follows the bonus "
-                "token; with this one, serial and plain work"
-            )
+        """Raises InvalidRequest as `check_fused`."""
+        check_fused(self.model, self.engine.model)
 
     @property
     def vocab_size(self) -> int:
@@ -61,7 +53,7 @@ class FusedEngine:
 
     @property
     def drafter(self) -> FusedDrafter:
-        return FusedDrafter(self.longest_draft)
+        return FusedDrafter(self)
 
     @property
     def longest_draft(self) -> int:
@@ -69,20 +61,40 @@ class FusedEngine:
         return self.model.config.num_slots(self.model.config.block_size)
 
     def open(self, num_sequences: int, capacity: int) -> FusedSession:
-        return FusedSession(self, self.engine.open(num_sequences, capacity + 2 * self.rows))
+        # a batch is padded to its most clean rows and its most slots; no plan has more than a full group behind every row
+        rows = min(self.rows, (self.draft_length + 1) ** 2)
+        return FusedSession(self.model, self.engine.open(num_sequences, capacity + 2 * rows))
 
 
 @dataclass(frozen=True)
 class FusedDrafter:
     """The drafting half of a `FusedEngine`; works beside its sessions only."""
 
-    block_size: int
+    engine: FusedEngine
+
+    @property
+    def block_size(self) -> int:
+        return self.engine.longest_draft
 
     def open(self, num_sequences: int, capacity: int) -> DraftSession:  # noqa: ARG002 - the protocol's
         raise ValueError("a fused drafter drafts in the target's own passes: the loop's target must be its FusedEngine")
 
     def open_beside(self, target: TargetSession) -> DraftSession | None:
-        return target.drafts if isinstance(target, FusedSession) else None
+        return FusedDrafts(self.engine, target) if isinstance(target, FusedSession) else None
+
+
+def check_fused(model: DrafterModel, base: Transformer) -> None:
+    """Raises InvalidRequest where the drafter's clean rows are not those of `base`, or its slots predict what the target chooses."""
+    if not clean_rows_are_of(model, base):
+        raise InvalidRequest(
+            "mode: fused needs a drafter that is the target itself with deltas at slots only, whose clean rows are the target's; "
+            "with this one, serial and plain work"
+        )
+    if model.config.alignment != "next" or model.config.block_size < 2:
+        raise InvalidRequest(
+            "mode: fused needs a drafter of alignment next with blocks of two or more, whose slots predict what follows the bonus "
+            "token; with this one, serial and plain work"
+        )
 
 
 class Group(NamedTuple):
@@ -97,16 +109,15 @@ class Group(NamedTuple):
 class FusedSession:
     """The target's session, with slots in every pass that verifies; see `TargetSession`."""
 
-    def __init__(self, engine: FusedEngine, session: NativeSession) -> None:
-        self._model = engine.model
+    def __init__(self, model: DrafterModel, session: NativeSession) -> None:
+        self._model = model
         self._session = session
-        self.drafts = FusedDrafts(engine, self)
         self.plans: dict[int, FusedPlan] = {}
         """What the next pass is to hold, by sequence id."""
         self.groups: dict[int, list[Group]] = {}
         """What the last pass has drafted, by sequence id: behind its first row, its second, and so on."""
-        self.is_faulty = False
-        """Whether slots have spoiled a pass."""
+        self.faulty: set[int] = set()
+        """Ids of sequences whose slots have spoiled a pass."""
 
     @property
     def lengths(self) -> list[int]:
@@ -130,10 +141,12 @@ class FusedSession:
             return self._session.forward(token_ids, last_only=last_only)
         before = list(self.lengths)
         logits = self._pass(token_ids, planned)
-        if all(torch.isfinite(rows.amax()) for rows in logits):
+        finite = torch.isfinite(torch.stack([rows.amax() for rows in logits])).tolist()
+        if all(finite):
             return logits
         # hidden slots that are not finite still reach clean rows: 0 * inf. The target's answer is computed without them.
-        self.is_faulty, self.groups = True, {}
+        self.faulty.update(sequence_id for sequence_id, is_finite in zip(self.sequence_ids, finite, strict=True) if not is_finite)
+        self.groups = {}
         self._session.crop(before)
         for row in range(len(before)):
             self._session.cache.clear_behind(row)
@@ -174,10 +187,10 @@ class FusedDrafts:
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         pairs = zip(self._sequence_ids, sequences, lengths, strict=True)
-        return [self._draft(sequence_id, sequence, length) for sequence_id, sequence, length in pairs]
+        return [self._draft(*each) for each in pairs]
 
     def _draft(self, sequence_id: int, sequence: Sequence, length: int) -> DraftBlock:
-        if self._session.is_faulty:
+        if sequence_id in self._session.faulty:
             return DraftBlock(fault=NOT_FINITE)
         tokens: list[int] = []
         confidences: list[float] = []

@@ -1,7 +1,8 @@
-"""How many rows a fused pass should have on this machine: measured pass times against the tokens that more rows promise."""
+"""How many rows a fused pass should have on this machine: measured pass times against the tokens that more rows bring."""
 
 from __future__ import annotations
 
+import random
 import time
 from statistics import median
 
@@ -15,30 +16,41 @@ from d3d.models.drafter import DrafterModel
 BUDGETS = (3, 5, 8, 12, 16, 24, 32)
 CONTEXT = 128
 REPEATS = 5
+SIMULATED_ROUNDS = 300
 
 
-def best_rows(engine: NativeEngine, model: DrafterModel) -> int:
-    """The budget of least time per token, for a drafter that keeps FIRST_GUESS of what follows a kept token. Takes some thirty passes."""
-    draft_length = model.config.num_slots(model.config.block_size)
+def best_rows(engine: NativeEngine, model: DrafterModel, draft_length: int) -> int:
+    """The budget of least time per token, for a drafter that keeps FIRST_GUESS of what follows a kept token. Takes some forty passes."""
+    fitting = [rows for rows in BUDGETS if rows + 2 <= engine.max_length] or [BUDGETS[0]]
+    if len(fitting) == 1:
+        return fitting[0]
+    return min(fitting, key=lambda rows: pass_seconds(engine, model, draft_length, rows) / expected_tokens(rows, draft_length))
+
+
+def expected_tokens(rows: int, draft_length: int) -> float:
+    """Tokens a round, simulated: drafted tokens are kept with FIRST_GUESS each, and the drafter is now surer, now less."""
+    rng = random.Random(0)
     survival = Survival(draft_length).shares
-    plans = {rows: plan_rows([FIRST_GUESS] * draft_length, survival, rows, draft_length) for rows in BUDGETS}
-    return min(BUDGETS, key=lambda rows: pass_seconds(engine, model, plans[rows]) / expected_tokens(plans[rows], survival))
+    size, tokens = 0, 0
+    for _ in range(SIMULATED_ROUNDS):
+        confidences = [min(1.0, max(0.0, rng.gauss(FIRST_GUESS, 0.3))) for _ in range(size)]
+        plan = plan_rows(confidences, survival, rows, draft_length + rows)
+        num_accepted = 0
+        while num_accepted < plan.num_drafted and rng.random() < confidences[num_accepted]:
+            num_accepted += 1
+        tokens += num_accepted + 1
+        size = plan.groups[num_accepted]
+    return tokens / SIMULATED_ROUNDS
 
 
-def expected_tokens(plan: FusedPlan, survival: list[float]) -> float:
-    """Tokens a round that a plan keeps up, if each round drafts as long as the groups allow."""
-    return 1.0 + sum(survival[: min(plan.num_drafted, max(plan.groups))])
-
-
-def pass_seconds(engine: NativeEngine, model: DrafterModel, plan: FusedPlan) -> float:
-    """Median time of a pass with the plan's rows behind a text of CONTEXT tokens."""
-    rows = 1 + plan.num_drafted + sum(plan.groups)
-    fused = FusedEngine(engine, model, max(1, plan.num_drafted), rows)
+def pass_seconds(engine: NativeEngine, model: DrafterModel, draft_length: int, rows: int) -> float:
+    """Median time of a pass of so many rows behind a text of at most CONTEXT tokens."""
+    plan = plan_rows([FIRST_GUESS] * draft_length, Survival(draft_length).shares, rows, draft_length + rows)
     context = min(CONTEXT, engine.max_length - rows - 1)
-    session = fused.open(1, context + rows)
+    session = FusedEngine(engine, model, draft_length, rows).open(1, context + rows)
     ids = [token_id % engine.vocab_size for token_id in range(context)]
     session.forward([ids], last_only=True)
-    times = [_timed(session, ids[: 1 + plan.num_drafted], plan, context) for _ in range(REPEATS)]
+    times = [_timed(session, ids[:1] * (1 + plan.num_drafted), plan, context) for _ in range(REPEATS)]
     return median(times[1:])
 
 

@@ -18,6 +18,10 @@ GUESS_ROUNDS = 4
 """How many rounds that guess counts for."""
 
 
+NEXT_ROUND = 0.6
+"""What a token of the next round's draft is worth, where one of this round is worth 1: it may not get a row there (docs/log.md)."""
+
+
 class FusedPlan(NamedTuple):
     """Rows of one sequence's pass, the anchor's own not counted."""
 
@@ -62,7 +66,12 @@ def plan_rows(confidences: Sequence[float], survival: Sequence[float], rows: int
     for num_drafted in range(min(len(confidences), rows - 1, remaining) + 1):
         stops = [reached[i] * (1 - confidences[i]) for i in range(num_drafted)] + [reached[num_drafted]]
         worth = sorted(
-            ((stop * share, group) for group, stop in enumerate(stops) for share in survival[: max(0, remaining - group - 1)]), reverse=True
+            (
+                (NEXT_ROUND * stop * share, group)
+                for group, stop in enumerate(stops)
+                for share in survival[: max(0, min(rows, remaining - group - 1))]
+            ),
+            reverse=True,
         )[: rows - 1 - num_drafted]
         tokens = sum(reached[1 : num_drafted + 1]) + sum(gain for gain, _ in worth)
         if tokens > promised:

@@ -162,6 +162,8 @@ def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, An
     if older.delta is not None and newer.delta is not None:
         yield "delta.rank", older.delta.rank, newer.delta.rank
         yield "delta.scope", older.delta.scope, newer.delta.scope
+    if older.previous_token_width is not None and newer.previous_token_width is not None:
+        yield "previous_token_width", older.previous_token_width, newer.previous_token_width
 
 
 def read_config(path: Path) -> CheckpointConfig:

@@ -175,6 +175,7 @@ class DrafterModel(nn.Module):
         if head is None or logits.shape[1] == own_rows:
             return
         best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2])).indices
+        banned = logits[:, own_rows:].gather(2, best).isneginf()
         rows, reading = self._head_rows()[best], head.reading(states)
         chosen = logits[:, :own_rows].argmax(-1)
         logits[:, own_rows:] = float("-inf")
@@ -183,6 +184,7 @@ class DrafterModel(nn.Module):
             if place >= own_rows:
                 told = head(states[:, place], reading[:, place], self.transformer.embed(seen))
                 scores = torch.matmul(rows[:, place - own_rows], told[..., None])[..., 0].float()
+                scores.masked_fill_(banned[:, place - own_rows], float("-inf"))
                 logits[:, place].scatter_(1, best[:, place - own_rows], scores)
                 token_ids = best[:, place - own_rows].gather(1, scores.argmax(-1, keepdim=True))[:, 0]
             else:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in_features], weight [out_features, in_features] as it is or packed, bias [out_features] -> [..., out_features]."""
+    if weight.is_mkldnn and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        raise RuntimeError("packed weights can't be trained: pack_weights is for inference, and needs torch.no_grad or inference_mode")
     if weight.is_mkldnn or _onednn_serves(x, weight):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y

@@ -100,12 +100,13 @@ def _slots_loss(
 
 def _told(model: DrafterModel, slots: Tensor, token_ids: Tensor, targets: Tensor) -> Tensor:
     """The slots' states, told the tokens before their targets (int64 [num_blocks, num_slots], places in the text) by the previous-token
-    head. Every `UNTOLD`th block is not: the tokens that are weighed again are those that a slot finds best without being told."""
+    head. One block in UNTOLD is not, by the place of its anchor: the tokens among which the head chooses are those that a slot finds
+    best without being told."""
     if model.previous_token_head is None:
         return slots
     seen = torch.stack([token_ids[(targets - 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=-1)
     told = model.tell(slots, seen.flatten(0, 1)).view(*targets.shape, -1)
-    untold = torch.arange(len(targets), device=targets.device) % UNTOLD == 0
+    untold = targets[:, 0] % UNTOLD == 0
     return torch.where(untold[:, None, None], slots.view(told.shape), told).flatten(0, 1)
 
 
