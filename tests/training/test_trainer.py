@@ -340,9 +340,16 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_gone_on_with(base: Op
     for key in ("schedule", "floor", "precision", "activation_checkpointing", "distributed", "teacher"):
         del older[key]
     state["training"] = json.dumps(older)
-    del state["base"]
+    del state["base"], state["corpus"]
     torch.save(state, tmp_path / "state.pt")
     assert TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:]).trainer.step == 3
+
+
+def test_a_run_goes_on_with_its_own_corpus_only(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:
+    first = TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:])
+    first.run(lambda _: None, stop=lambda: first.trainer.step >= 1)
+    with pytest.raises(InvalidRequest, match="belongs to a run with another corpus"):
+        TrainingRun(tmp_path, base, run_config(), texts[:3], texts[4:])
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_end(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:

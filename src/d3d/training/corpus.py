@@ -8,8 +8,9 @@ writer leaves; it is not read, and goes when the corpus is continued.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -88,6 +89,14 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}, behind line {number}: it can't be read ({error})") from error
+
+
+def corpus_fingerprint(samples: Iterable[Sample]) -> str:
+    """Hex sha256 over the token ids of all samples, in their order."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(f"{sample.prompt_ids} {sample.answer_ids}\n".encode())
+    return digest.hexdigest()
 
 
 def drop_torn_line(path: Path) -> int:

@@ -25,7 +25,7 @@ from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel
 from d3d.training.acceptance import Acceptance, total
 from d3d.training.config import RunConfig
-from d3d.training.corpus import Sample, drop_torn_line
+from d3d.training.corpus import Sample, corpus_fingerprint, drop_torn_line
 from d3d.training.curves import Curves
 from d3d.training.evaluate import replay
 from d3d.training.parallel import Alone, Parallel, Sharded
@@ -78,7 +78,8 @@ class TrainingRun:
             start_from(resolve_drafter(config.drafter.start), self.model, base)
         self.base = base if drafter.delta else dataclasses.replace(base, transformer=self.model.transformer)  # frees the base's weights
         training = [sample for sample in samples if tuple(sample.prompt_ids) not in measured]
-        self.trainer = Trainer(self.model, training, config.train, self.parallel, {"base": base.fingerprint})
+        identity = {"base": base.fingerprint, "corpus": corpus_fingerprint(training)}
+        self.trainer = Trainer(self.model, training, config.train, self.parallel, identity)
         self.left_out = dict(self.trainer.left_out)
         """How many samples are not trained on, for each reason."""
         if len(training) < len(samples):
