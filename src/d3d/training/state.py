@@ -16,7 +16,7 @@ from d3d.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from d3d.training.objective import AnswerObjective
 
-IDENTITY = {"training configuration": "training", "drafter configuration": "drafter", "base": "base"}
+IDENTITY = {"training configuration": "training", "drafter configuration": "drafter", "base": "base", "corpus": "corpus"}
 """Name of an identity to its name in the file."""
 PROGRESS_FILE = "progress.json"
 
