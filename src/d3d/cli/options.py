@@ -19,7 +19,7 @@ DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or h
 ModeOption = Annotated[str | None, typer.Option(help="plain, serial or fused. Default: serial where there is a drafter.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-DraftLengthOption = Annotated[int | None, typer.Option(help="Most tokens to draft a round. Default: 4 in serial mode, 6 in fused.")]
+DraftLengthOption = Annotated[int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial mode, 6 in fused.")]
 RowsOption = Annotated[
     int | None, typer.Option(help="Fused mode: most rows of a pass a sequence. Default: the preset's, else measured at the start.")
 ]

@@ -15,7 +15,7 @@ from d3d.engines.native import NativeEngine
 Mode = Literal["plain", "serial", "fused"]
 MODES: tuple[Mode, ...] = ("plain", "serial", "fused")
 
-DEFAULT_DRAFT_LENGTH = 4
+DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_FUSED_DRAFT_LENGTH = 6
 
 

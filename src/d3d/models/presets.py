@@ -64,6 +64,7 @@ PRESETS: dict[str, Preset] = {
             ),
             drafter="assets/drafters/smollm2-135m",
             hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+            fused_rows=12,
         ),
     )
 }
