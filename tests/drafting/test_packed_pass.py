@@ -27,7 +27,7 @@ every_scope = pytest.mark.parametrize("scope", ["slots", "all", None])
 
 
 def open_session(model: DrafterModel, budget: int = 16, capacity: int = 200) -> PackedSession:
-    return PackedDrafter(model, 97, budget).open(capacity)
+    return PackedDrafter(model, 97).open(capacity, budget)
 
 
 def after(token_ids: list[int], draft: list[int], outcome: Outcome) -> list[int]:

@@ -80,6 +80,8 @@ class Preparation(NamedTuple):
     """Why the round has no draft; None where it has one, or wanted none."""
     passes: tuple[tuple[float, float], ...] = ()
     """Start and end of the drafter's work that has been heard of since the round before, in seconds of `time.perf_counter`."""
+    notes: tuple[str, ...] = ()
+    """What has happened to the draft worker since then, in words."""
 
 
 class DraftBlock(NamedTuple):

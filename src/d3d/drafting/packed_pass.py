@@ -27,18 +27,16 @@ class PackedDrafter:
 
     model: DrafterModel
     target_vocab_size: int
-    outcome_budget: int
-    """Most outcomes a pass."""
 
     @property
     def block_size(self) -> int:
         return self.model.config.block_size
 
-    def open(self, capacity: int) -> PackedSession:
+    def open(self, capacity: int, outcome_budget: int) -> PackedSession:
         decoder = self.model.transformer
         # besides the text: a draft, and for every outcome its anchor, its slots and a guess slot
-        room = min(capacity, decoder.config.max_length) + self.block_size + self.outcome_budget * (self.block_size + 2)
-        return PackedSession(self, decoder.new_cache(1, room))
+        room = min(capacity, decoder.config.max_length) + self.block_size + outcome_budget * (self.block_size + 2)
+        return PackedSession(self, decoder.new_cache(1, room), outcome_budget)
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,9 @@ class _Prepared:
 class PackedSession:
     """One sequence; between passes the cache holds a clean prefix of its committed tokens, never a drafted token or a slot."""
 
-    def __init__(self, drafter: PackedDrafter, cache: KVCache) -> None:
+    def __init__(self, drafter: PackedDrafter, cache: KVCache, outcome_budget: int) -> None:
         self._drafter = drafter
+        self._budget = outcome_budget
         self._model = drafter.model
         self._cache = cache
         self._prepared: dict[tuple[int, int], _Prepared] = {}
@@ -81,7 +80,7 @@ class PackedSession:
             known = self._prepared.get((len(text), text[-1]))
         if known is None or known.block.token_ids[: len(draft)] != tuple(draft):
             return []  # beyond the drafter's context, or not this drafter's own draft
-        return likely_outcomes(draft, known.places, min(budget, self._drafter.outcome_budget))
+        return likely_outcomes(draft, known.places, min(budget, self._budget))
 
     @torch.inference_mode()
     def prepare(self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
@@ -108,8 +107,8 @@ class PackedSession:
         return dict(zip(going, blocks, strict=True))
 
     def _check(self, draft: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        if len(outcomes) > self._drafter.outcome_budget:
-            raise ValueError(f"{len(outcomes)} outcomes are more than the budget of {self._drafter.outcome_budget}")
+        if len(outcomes) > self._budget:
+            raise ValueError(f"{len(outcomes)} outcomes are more than the budget of {self._budget}")
         if any(not 0 <= outcome.num_accepted <= len(draft) for outcome in outcomes):
             raise ValueError(f"no outcome of a draft of {len(draft)} tokens: {list(outcomes)}")
         if len(draft) > self._drafter.block_size:
@@ -144,7 +143,7 @@ class PackedSession:
 
     def _read(self, logits: Tensor) -> list[_Prepared]:
         """One block for each branch: the best token at each place but the last, and guesses at all of them."""
-        guesses = logits.topk(min(self._drafter.outcome_budget + 1, logits.shape[-1]), dim=-1)
+        guesses = logits.topk(min(self._budget + 1, logits.shape[-1]), dim=-1)
         chances = (guesses.values - logits.logsumexp(-1, keepdim=True)).exp()
         finite = torch.isfinite(guesses.values[..., 0]).all(-1).tolist()
         prepared = []
