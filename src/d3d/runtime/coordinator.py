@@ -8,24 +8,22 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Literal
 
 from d3d.core.errors import WorkerFailed
 from d3d.core.types import DraftBlock, Outcome, Preparation, Readiness
+from d3d.decoding.modes import MOST_OUTCOMES
 from d3d.runtime.messages import Draft, Failed, Forget, FromWorker, Open, Prepare, Ready, Request, Successors
 from d3d.runtime.speculation_cache import SpeculationCache
 from d3d.runtime.worker_link import WorkerLink
 
 MissPolicy = Literal["draft_now", "bonus_only"]
-MISS_POLICIES: tuple[MissPolicy, ...] = ("draft_now", "bonus_only")
 
 MOST_FAILURES = 3
 """After so many failures in a row a sequence asks the worker no more."""
-
-MOST_OUTCOMES = 256
-"""Largest outcome budget."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,7 @@ class Coordinator:
         self._members: dict[int, _Member] = {}
         self._ids = itertools.count()
         self._lock = threading.RLock()
+        weakref.finalize(self, link.close)  # at the latest when the program ends, before its threads are torn down
 
     def ensure_worker(self) -> None:
         """Wait until a worker is ready. Raises WorkerFailed where none comes up."""

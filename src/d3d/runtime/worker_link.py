@@ -14,6 +14,10 @@ State = Literal["absent", "starting", "up"]
 Launch = Callable[[], Worker]
 
 
+CLOSING_S = 1.0
+"""How long a worker may take to end when it is told to."""
+
+
 class WorkerLink:
     """One worker at a time. A dead one is replaced in the background, `restarts` times between two calls of `begin`."""
 
@@ -79,8 +83,10 @@ class WorkerLink:
     def close(self) -> None:
         """End the worker, gently where it listens."""
         if self._worker is not None:
-            self.send(Stop())
-            self._worker.kill()
+            if self.send(Stop()):
+                self._worker.wait(CLOSING_S)
+            if self._worker is not None:
+                self._worker.kill()
         self._worker, self.state, self.cause = None, "absent", "absent"
 
     def _lost(self, cause: str, what: str) -> None:

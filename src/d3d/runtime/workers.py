@@ -34,6 +34,10 @@ class Worker(Protocol):
         """End it now, without waiting for it; a thread goes on until the pass that it is in has ended."""
         ...
 
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended, but no longer."""
+        ...
+
 
 class ThreadWorker:
     """Shares the drafter's weights, and the processor, with the target."""
@@ -47,6 +51,9 @@ class ThreadWorker:
 
     def kill(self) -> None:
         self.transport.close()
+
+    def wait(self, timeout_s: float) -> None:
+        self.thread.join(timeout_s)
 
 
 class ProcessWorker:
@@ -74,6 +81,9 @@ class ProcessWorker:
         self.transport.close()
         self.process.kill()
         self.process.join(5.0)
+
+    def wait(self, timeout_s: float) -> None:
+        self.process.join(timeout_s)
 
 
 def work_in_process(connection: Connection, make: MakePreparer, cores: list[int]) -> None:
