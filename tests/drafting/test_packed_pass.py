@@ -193,6 +193,30 @@ def test_without_a_draft_the_drafter_guesses_the_next_token() -> None:
     assert outcomes == [Outcome(0, token_id) for token_id in best]
 
 
+@pytest.mark.parametrize("scope", ["slots", "all"])
+def test_clean_rows_guess_what_a_causal_model_would(scope: str) -> None:
+    """For any draft, whoever made it; and the pass that prepares goes on behind it as if there had been none."""
+    model = tiny_drafter(scope=scope)
+    session = PackedDrafter(model, 97, "clean_rows").open(200, 16)
+    token_ids = text(9)
+    for _ in range(3):
+        outcomes = session.likely_outcomes(token_ids, DRAFT, 12)
+        chances = [block_logits(model, [*token_ids, *DRAFT[:kept]], [MASKED])[0].softmax(-1) for kept in range(5)]
+        reached = torch.tensor([1.0, *(row[token] for row, token in zip(chances, DRAFT, strict=False))]).cumprod(0)
+        table = torch.stack(chances) * reached[:, None]
+        table[torch.arange(4), torch.tensor(DRAFT)] = 0.0
+        best = [Outcome(*divmod(place, 97)) for place in table.flatten().topk(12).indices.tolist()]
+        assert outcomes[:11] == best[:11]
+        assert session.length == len(token_ids)
+        assert session.prepare(token_ids, DRAFT, outcomes, 6) == open_session(model).prepare(token_ids, DRAFT, outcomes, 6)
+        token_ids = after(token_ids, DRAFT, outcomes[3])
+
+
+def test_clean_rows_beyond_the_drafters_context_guess_nothing() -> None:
+    model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16))
+    assert PackedDrafter(model, 97, "clean_rows").open(200, 16).likely_outcomes(text(14), DRAFT, 4) == []
+
+
 def test_a_foreign_draft_has_no_likely_outcomes() -> None:
     session = open_session(tiny_drafter())
     draft = session.draft(text(9), 6).token_ids

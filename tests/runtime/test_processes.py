@@ -63,21 +63,21 @@ def test_ids_equal_plain_and_every_verdict_that_was_foreseen_is_a_hit(target: Na
     assert is_gone(pid, 5)
 
 
-def test_killed_at_several_rounds_and_started_again_it_drafts_on(target: NativeEngine) -> None:
-    expected = run(target, **HOT)
+def test_killed_at_every_round_and_started_again_it_costs_speed_only(target: NativeEngine) -> None:
+    expected = run(target, max_tokens=8)
     make_double = partial(rehearsed, [expected.token_ids], wrong=0.3)
-    with coordinating(make_double, launch=process(make_double), restarts=2) as coordinator:
-        one = make(target, **HOT)
-        for event in decode(target, async_drafter(coordinator), [one.request], 8):
+    with coordinating(make_double, launch=process(make_double), restarts=20) as coordinator:
+        one = make(target, max_tokens=8)
+        for event in decode(target, async_drafter(coordinator, draft_length=4), [one.request], 4):
             one.events.append(event)
-            if len(one.events) in (1, 4):
-                os.kill(pid_of(coordinator), signal.SIGKILL)
-            if len(one.events) in (2, 6):
+            if is_gone(pid_of(coordinator), 0.1):
                 coordinator.ensure_worker()
+            else:
+                os.kill(pid_of(coordinator), signal.SIGKILL)
         assert one.ids == expected.ids
-        assert [note.split(" ", 2)[:2] for note in notes(one)] == [["the", "draft"]] * 2
-        assert set(causes(one)) == {"dead"}
-        assert one.rounds[-2].draft_length > 0
+    assert len(notes(one)) >= len(one.rounds) // 2 > 1
+    assert set(causes(one)) == {"dead"}
+    assert any(stats.num_accepted for stats in one.rounds), "between two kills it drafts"
 
 
 def test_killed_for_good_the_answer_goes_on_plainly_and_the_next_request_drafts_again(target: NativeEngine) -> None:

@@ -111,9 +111,6 @@ class PreparingSession(Protocol):
 class Preparer(Protocol):
     """A drafter that needs nothing of the target, and so can draft while the target verifies."""
 
-    @property
-    def block_size(self) -> int: ...
-
     def open(self, capacity: int, outcome_budget: int) -> PreparingSession:
         """For a sequence of up to `capacity` tokens and passes of up to `outcome_budget` outcomes."""
         ...

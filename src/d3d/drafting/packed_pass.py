@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ from d3d.masks.dense import causal
 from d3d.models.drafter import DrafterModel
 from d3d.models.kv_cache import KVCache
 
+GuessFrom = Literal["block", "clean_rows"]
+"""Where guesses of a bonus token come from: what the draft's own pass made of each place, which costs nothing; or the clean rows of the
+draft, which know the tokens before them, in a short pass of their own."""
+
 
 @dataclass(frozen=True)
 class PackedDrafter:
@@ -27,6 +32,7 @@ class PackedDrafter:
 
     model: DrafterModel
     target_vocab_size: int
+    guess_from: GuessFrom = "block"
 
     @property
     def block_size(self) -> int:
@@ -72,15 +78,39 @@ class PackedSession:
         return blocks.get(Outcome(0, text[-1]), DraftBlock())
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
-        """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them. A draft that did not come out of the last
-        pass costs a pass: the drafter has to be asked what it makes of it."""
+        """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them; none where the drafter can't say."""
+        places = self._block_places(text, draft) if self._drafter.guess_from == "block" else self._clean_places(text, draft)
+        return likely_outcomes(draft, places, min(budget, self._budget)) if places else []
+
+    def _block_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
+        """A draft that did not come out of the last pass costs a pass; none for what is not this drafter's own draft."""
         known = self._prepared.get((len(text), text[-1]))
         if known is None or known.block.token_ids[: len(draft)] != tuple(draft):
             self.draft(text, max(1, len(draft)))
             known = self._prepared.get((len(text), text[-1]))
         if known is None or known.block.token_ids[: len(draft)] != tuple(draft):
-            return []  # beyond the drafter's context, or not this drafter's own draft
-        return likely_outcomes(draft, known.places, min(budget, self._budget))
+            return ()  # foreign, or beyond the drafter's context
+        return known.places
+
+    @torch.inference_mode()
+    def _clean_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
+        decoder = self._model.transformer.config
+        if len(text) + len(draft) > decoder.max_length or max([*text, *draft]) >= decoder.vocab_size:
+            return ()
+        self._catch_up(text[:-1])  # the anchor's row is wanted
+        start = self.length
+        rows = torch.tensor([[*text[start:], *draft]])
+        positions = start + torch.arange(rows.shape[1])[None]
+        mask = causal(torch.tensor([start]), rows.shape[1], start + rows.shape[1])
+        hidden = self._hidden(rows, positions, mask, 0)
+        self._cache.advance([len(text) - start])
+        return self._places(self._model.draft_logits(hidden[0, -len(draft) - 1 :], self._drafter.target_vocab_size))
+
+    def _places(self, logits: Tensor) -> tuple[Place, ...]:
+        """logits float32 [places, vocab_size]."""
+        guesses = logits.topk(min(self._budget + 1, logits.shape[-1]), dim=-1)
+        chances = (guesses.values - logits.logsumexp(-1, keepdim=True)).exp()
+        return tuple(Place(tuple(ids), tuple(row)) for ids, row in zip(guesses.indices.tolist(), chances.tolist(), strict=True))
 
     @torch.inference_mode()
     def prepare(self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
@@ -143,12 +173,10 @@ class PackedSession:
 
     def _read(self, logits: Tensor) -> list[_Prepared]:
         """One block for each branch: the best token at each place but the last, and guesses at all of them."""
-        guesses = logits.topk(min(self._budget + 1, logits.shape[-1]), dim=-1)
-        chances = (guesses.values - logits.logsumexp(-1, keepdim=True)).exp()
-        finite = torch.isfinite(guesses.values[..., 0]).all(-1).tolist()
+        finite = torch.isfinite(logits.amax(-1)).all(-1).tolist()
         prepared = []
-        for ids, shares, is_finite in zip(guesses.indices.tolist(), chances.tolist(), finite, strict=True):
-            places = tuple(Place(tuple(row), tuple(share)) for row, share in zip(ids, shares, strict=True))
-            block = DraftBlock(tuple(row[0] for row in ids[:-1])) if is_finite else DraftBlock(fault=NOT_FINITE)
+        for is_finite, rows in zip(finite, logits, strict=True):
+            places = self._places(rows)
+            block = DraftBlock(tuple(place.token_ids[0] for place in places[:-1])) if is_finite else DraftBlock(fault=NOT_FINITE)
             prepared.append(_Prepared(block, places))
         return prepared

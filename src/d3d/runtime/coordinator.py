@@ -35,8 +35,8 @@ class Policy:
     miss_policy: MissPolicy = "draft_now"
     patience_s: float = 1.0
     """Longest wait for the worker in a round."""
-    hung_s: float = 30.0
-    """A worker that has not answered for so long is ended."""
+    hung_s: float = 120.0
+    """A worker that says nothing for so long, though it has been asked, is ended. A long prompt takes it a while."""
 
 
 @dataclass
@@ -256,7 +256,8 @@ class Coordinator:
                 break
             self._handle(message)
         for member in self._members.values():
-            if member.pending is not None and time.perf_counter() - member.sent_at > member.policy.hung_s:
+            silent_since = max(member.sent_at, self.link.heard_at)  # others may have had their turn before
+            if member.pending is not None and time.perf_counter() - silent_since > member.policy.hung_s:
                 self.link.declare_hung(member.policy.hung_s)
                 break
         self._worker_is_gone()

@@ -36,7 +36,7 @@ class DraftWorker:
     def run(self) -> None:
         """Work until told to stop, or disconnected."""
         try:
-            self._transport.send(Ready(os.getpid(), self._preparer.block_size))
+            self._transport.send(Ready(os.getpid()))
             while not self._stopped:
                 self._listen()
                 if self._waiting and not self._stopped:

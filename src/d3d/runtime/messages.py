@@ -67,7 +67,6 @@ class Ready:
     """The drafter is loaded."""
 
     pid: int
-    block_size: int
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class WorkerLink:
         self._left = restarts
         self._worker: Worker | None = None
         self._started = 0.0
+        self.heard_at = 0.0
+        """When the last message came."""
         self.state: State = "absent"
         self.generation = 0
         """Counts the workers; a new one knows nothing of what the old one was told."""
@@ -68,6 +70,8 @@ class WorkerLink:
             return None
         if self.state == "starting" and message is None and time.perf_counter() - self._started > self._start_s:
             self._lost("broken", f"was not ready after {self._start_s:g} s")
+        if message is not None:
+            self.heard_at = time.perf_counter()
         if isinstance(message, Ready):
             self.state, self.cause = "up", ""
             return None
