@@ -7,17 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import ValidationError
 
 from d3d.core.errors import InvalidRequest
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
-from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, Decoding, ModeOptions, decoding
+from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, AsyncOptions, Decoding, ModeOptions, decoding
 from d3d.decoding.modes import MODES as MODES
 from d3d.decoding.request import Request, new_request
 from d3d.decoding.results import GenerationResult, Recorder, Settings, StreamChunk
@@ -30,6 +30,9 @@ from d3d.models.linear import pack_weights
 from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, open_model
 from d3d.models.presets import PRESETS, Preset
+from d3d.runtime.async_drafter import AsyncDrafter
+from d3d.runtime.coordinator import MissPolicy, Policy
+from d3d.runtime.opening import Running, open_coordinator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,6 +49,10 @@ class Model:
     drafter: BlockDrafter | None
     preset: Preset | None = None
     """Whose target and drafter these are."""
+    drafter_path: Path | None = None
+    """The checkpoint that the drafter came from; async mode with `placement="processes"` loads it again."""
+    _running: dict[str, Running] = field(default_factory=dict, repr=False, compare=False)
+    """Async mode's, by placement."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -70,7 +77,7 @@ class Model:
 
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:
         """What the loop is given for a mode. Raises InvalidRequest."""
-        return decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows)
+        return decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows, self._open_async)
 
     def encode(self, prompt: str | Messages | list[int], *, raw: bool = False, thinking: bool | None = None) -> list[int]:
         """Token ids of a prompt: a user's turn, a conversation (both through the chat template), text as it is (`raw`), or ids.
@@ -112,18 +119,22 @@ class Model:
         draft_length: int | None = None,
         num_denoise_steps: int | None = None,
         rows: int | None = None,
+        outcomes: int | None = None,
+        miss_policy: str | None = None,
+        placement: str | None = None,
         raw: bool = False,
         thinking: bool | None = None,
         **sampling: Any,
     ) -> Iterator[StreamChunk]:
         """Answer piece by piece: the first token at once, then one chunk a round.
 
-        mode: "plain", "serial" or "fused" (default: serial where there is a drafter). draft_length, num_denoise_steps, rows: see
-        `ModeOptions`. sampling: fields of `SamplingParams`.
-        Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for.
+        mode: "plain", "serial", "fused" or "async" (default: serial where there is a drafter). draft_length, num_denoise_steps, rows,
+        outcomes, miss_policy, placement: see `ModeOptions`. sampling: fields of `SamplingParams`.
+        Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for. The first request in async
+        mode starts a draft worker and waits for it (WorkerFailed where it does not come up), which `close` ends.
         """
         mode = mode or ("serial" if self.drafter else "plain")
-        chosen = self.decoding(mode, ModeOptions(draft_length, num_denoise_steps, rows))
+        options = ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement)
         params = sampling_params(sampling)
         request = new_request(
             self.engine,
@@ -133,8 +144,27 @@ class Model:
             tokenizer=self.tokenizer,
             device=self.target.transformer.device,
         )
+        chosen = self.decoding(mode, options)
         settings = Settings(mode, chosen.draft_length, num_denoise_steps or 1, None if params.greedy else request.sequence.seed, thinking)
         return self._run(request, chosen, settings)
+
+    def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
+        """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""
+        assert self.drafter is not None
+        miss_policy, placement = options.miss_policy or "draft_now", options.placement or "thread"
+        if miss_policy not in get_args(MissPolicy):
+            raise InvalidRequest(f"miss policy: {miss_policy!r} is not one of {', '.join(get_args(MissPolicy))}")
+        if placement not in self._running:
+            self._running[placement] = open_coordinator(placement, self.target, self.drafter.model, self.drafter_path)
+        running = self._running[placement]
+        running.coordinator.ensure_worker()
+        policy = Policy(options.draft_length, options.outcomes, cast("MissPolicy", miss_policy))
+        return AsyncDrafter(running.coordinator, policy, running.threads)
+
+    def close(self) -> None:
+        """End what async mode has started. The model stays of use; a later request in async mode starts it again."""
+        for running in self._running.values():
+            running.coordinator.close()
 
     def _run(self, request: Request, chosen: Decoding, settings: Settings) -> Iterator[StreamChunk]:
         recorder = Recorder(request.sequence.prompt_length, settings)
@@ -189,4 +219,4 @@ def load(target: str, drafter: str | Path | None = None, *, device: str = "auto"
     drafter_model = load_drafter(path, model)
     pack_weights(model.transformer, drafter_model)
     preset = PRESETS.get(target) if drafter is None else None
-    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset)
+    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset, path)

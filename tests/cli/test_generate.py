@@ -325,7 +325,7 @@ def test_half_a_character_at_the_end_is_shown() -> None:
         (("--logit-bias", "5"), ["--logit-bias '5'", "ID:VALUE"]),
         (("--logit-bias", "5000:1"), ["5000", "vocabulary"]),
         (("--stop-token-id", 5000), ["5000", "vocabulary"]),
-        (("--mode", "async"), ["mode: 'async'", "plain, serial"]),
+        (("--mode", "turbo"), ["mode: 'turbo'", "plain, serial"]),
         (("--dtype", "int4"), ["dtype: 'int4'", "float32"]),
         (("--device", "tpu"), ["device: 'tpu'"]),
         (("--device", "cpu:x"), ["device"]),

@@ -34,6 +34,10 @@ def generate(
     draft_length: o.DraftLengthOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
+    outcomes: o.OutcomesOption = None,
+    miss_policy: o.MissPolicyOption = None,
+    placement: o.PlacementOption = None,
+    trace: o.TraceOption = None,
     thinking: o.ThinkingOption = None,
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
@@ -48,10 +52,21 @@ def generate(
 
     if logprobs is not None and not as_json:
         raise InvalidRequest("--logprobs is shown by --json only; add --json, or leave --logprobs out")
+    o.check_trace(trace)
     text = o.read_prompt(prompt, raw=raw)
     loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
     chunks = loaded.stream(
-        text, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, rows=rows, raw=raw, thinking=thinking, **sampling
+        text,
+        mode=mode,
+        draft_length=draft_length,
+        num_denoise_steps=denoise_steps,
+        rows=rows,
+        outcomes=outcomes,
+        miss_policy=miss_policy,
+        placement=placement,
+        raw=raw,
+        thinking=thinking,
+        **sampling,
     )
     if warning := o.thinking_warning(loaded.target, thinking):
         note(warning, "yellow")
@@ -61,5 +76,7 @@ def generate(
         typer.echo(LEGEND, err=True)
     for warning in result.speculation.warnings if result.speculation else ():
         note(f"warning: {warning}", "yellow")
+    if trace is not None:
+        o.write_trace(trace, result.rounds)
     if as_json:
         typer.echo(json.dumps(result.to_dict()))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from d3d.api import Model
+    from d3d.core.types import RoundStats
     from d3d.models.open_model import OpenModel
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -16,13 +20,21 @@ DEFAULT_MODEL = "smollm2-135m"
 ModelOption = Annotated[str | None, typer.Option(help=f"Preset that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")]
 TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")]
 DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")]
-ModeOption = Annotated[str | None, typer.Option(help="plain, serial or fused. Default: serial where there is a drafter.")]
+ModeOption = Annotated[str | None, typer.Option(help="plain, serial, fused or async. Default: serial where there is a drafter.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-DraftLengthOption = Annotated[int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial mode, 6 in fused.")]
+DraftLengthOption = Annotated[
+    int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial and async mode, 6 in fused.")
+]
 RowsOption = Annotated[
     int | None, typer.Option(help="Fused mode: most rows of a pass a sequence. Default: the preset's, else measured at the start.")
 ]
+OutcomesOption = Annotated[int | None, typer.Option(help="Async mode: verdicts to prepare for in a round. Default: 8.")]
+MissPolicyOption = Annotated[
+    str | None, typer.Option(help="Async mode, where no successor fits: draft_now (default) waits for a draft, bonus_only goes on without.")
+]
+PlacementOption = Annotated[str | None, typer.Option(help="Async mode, where the drafter runs: thread (default) or processes.")]
+TraceOption = Annotated[Path | None, typer.Option(help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto).")]
 DenoiseStepsOption = Annotated[int | None, typer.Option(help="Serial mode: drafter passes a block, at most the draft length. Default: 1.")]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
@@ -73,7 +85,7 @@ class ModelChoice:
         name = self.target or self.model or DEFAULT_MODEL
         if self.target is None:
             find_preset(name)
-        elif self.mode in ("serial", "fused") and self.drafter is None and name not in PRESETS:
+        elif self.mode in ("serial", "fused", "async") and self.drafter is None and name not in PRESETS:
             raise InvalidRequest(f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain")
         return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain")
 
@@ -121,6 +133,27 @@ def sampling_options(local: dict[str, Any]) -> dict[str, Any]:
         options["logit_bias"] = parse_logit_bias(local["logit_bias"])
     sampling_params(options)
     return options
+
+
+def check_trace(path: Path | None) -> None:
+    """Raises InvalidRequest where no file can be written, before anything is computed."""
+    from d3d.core.errors import InvalidRequest
+
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise InvalidRequest(f"--trace {path}: there is no such directory, or it is one; name a file in a directory that exists")
+
+
+def write_trace(path: Path, rounds: Sequence[RoundStats]) -> None:
+    """Raises InvalidRequest where the file can't be written."""
+    import json
+
+    from d3d.core.errors import InvalidRequest
+    from d3d.decoding.timeline import chrome_trace
+
+    try:
+        path.write_text(json.dumps(chrome_trace(rounds)))
+    except OSError as error:
+        raise InvalidRequest(f"--trace {path} can't be written: {error}") from error
 
 
 def thinking_warning(model: OpenModel, thinking: bool | None) -> str | None:

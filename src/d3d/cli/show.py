@@ -76,4 +76,9 @@ def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
     speculation = result.speculation
     if speculation is None:
         return f"{line}; speculation: off ({'plain mode' if has_drafter else 'no drafter was given, --drafter names one'})"
-    return f"{line}; speculation: {speculation.mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"
+    line = f"{line}; speculation: {speculation.mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"
+    if speculation.overlap is None or speculation.overlap.hit_rate is None:
+        return line
+    fallbacks = ", ".join(f"{cause} {count}" for cause, count in speculation.overlap.fallbacks.items())
+    hidden = f"{line}, hit rate {speculation.overlap.hit_rate:.2f}, overlap {speculation.overlap.overlap_ratio or 0:.2f}"
+    return f"{hidden}, without a draft: {fallbacks}" if fallbacks else hidden

@@ -15,3 +15,11 @@ class InvalidCheckpoint(D3DError):
 
 class MissingExtra(D3DError):
     """An optional dependency is absent; the message carries the line that installs it."""
+
+
+class Disconnected(Exception):  # no D3DError: whoever uses a line has to deal with its end
+    """The other end of a line is gone."""
+
+
+class WorkerFailed(D3DError):
+    """A draft worker that could not be started."""

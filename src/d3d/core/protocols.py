@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from d3d.core.sequence import Sequence
-from d3d.core.types import DraftBlock, Verdict
+from d3d.core.types import DraftBlock, Outcome, Verdict
 
 
 class TargetSession(Protocol):
@@ -82,6 +82,53 @@ class SelfDrafter(Drafter, Protocol):
 
     def open_beside(self, target: TargetSession) -> DraftSession | None:
         """A session on the target's own cache, for all its sequences; None where this target is another model."""
+        ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A session that holds something elsewhere, and must hear when it is not needed any more."""
+
+    def close(self) -> None: ...
+
+
+class PreparingSession(Protocol):
+    """What a draft worker asks of a drafter, for one sequence. `text` is the sequence's committed tokens, and only ever grows."""
+
+    def draft(self, text: list[int], draft_length: int) -> DraftBlock:
+        """At most `draft_length` tokens to follow `text`."""
+        ...
+
+    def likely_outcomes(self, text: list[int], draft: ListLike[int], budget: int) -> list[Outcome]:
+        """At most `budget` verdicts to expect on `draft` behind `text`, the likeliest first."""
+        ...
+
+    def prepare(self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
+        """The successor of each outcome, or of fewer."""
+        ...
+
+
+class Preparer(Protocol):
+    """A drafter that needs nothing of the target, and so can draft while the target verifies."""
+
+    def open(self, capacity: int, outcome_budget: int) -> PreparingSession:
+        """For a sequence of up to `capacity` tokens and passes of up to `outcome_budget` outcomes."""
+        ...
+
+
+class Transport(Protocol):
+    """One end of a line between two parties. Messages arrive whole and in order, or not at all."""
+
+    def send(self, message: object) -> None:
+        """Never waits for the other side. Raises Disconnected where the line is known to be gone."""
+        ...
+
+    def receive(self, timeout_s: float) -> object | None:
+        """The next message, None after `timeout_s` seconds without one. Raises Disconnected where none can come any more."""
+        ...
+
+    def close(self) -> None:
+        """The other side will find itself disconnected, once it has read what was sent before."""
         ...
 
 

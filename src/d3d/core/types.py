@@ -60,12 +60,38 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class Outcome(NamedTuple):
+    """A possible verdict."""
+
+    num_accepted: int
+    bonus_token: int
+
+
+Readiness = Literal["hit", "late", "miss", "unprepared"]
+"""Of the successor that a round wanted: there in time; waited for; not among those prepared; none was being prepared (the first round, and
+rounds behind one for which the worker could not be asked)."""
+
+
+class Preparation(NamedTuple):
+    """How a round of async mode came to its draft, or to none."""
+
+    readiness: Readiness
+    cause: str | None = None
+    """Why the round has no draft; None where it has one, or wanted none."""
+    passes: tuple[tuple[float, float], ...] = ()
+    """Start and end of the drafter's work that has been heard of since the round before, in seconds of `time.perf_counter`."""
+    notes: tuple[str, ...] = ()
+    """What has happened to the draft worker since then, in words."""
+
+
 class DraftBlock(NamedTuple):
     """Tokens proposed for the positions behind the anchor, at most block_size of them."""
 
     token_ids: tuple[int, ...] = ()
     fault: str | None = None
     """Why the drafter could not draft (for example non-finite logits); None when all is well."""
+    preparation: Preparation | None = None
+    """Async mode only."""
 
 
 class Verdict(NamedTuple):
@@ -93,4 +119,9 @@ class RoundStats(NamedTuple):
     num_accepted: int
     num_committed: int
     t_draft: float
+    """From the round's start until the draft is there. In async mode that is drafting that nothing hides."""
     t_verify: float
+    started: float = 0.0
+    """When the round began, in seconds of `time.perf_counter`."""
+    preparation: Preparation | None = None
+    """Async mode only."""

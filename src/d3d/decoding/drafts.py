@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
-from d3d.core.protocols import Drafter, DraftSession, SelfDrafter, TargetSession
+from d3d.core.protocols import Closable, Drafter, DraftSession, SelfDrafter, TargetSession
 from d3d.core.types import DraftBlock
 from d3d.decoding.request import Request
 
@@ -48,6 +48,12 @@ class Drafts:
         drafted = {id(member): block for member, block in zip(self._members, blocks, strict=True)}
         return [drafted.get(id(request), NO_DRAFT) for request in requests]
 
+    def close(self) -> None:
+        """Let the session go, whether or not its requests have ended."""
+        session, self._session = self._session, None
+        if isinstance(session, Closable):
+            session.close()
+
     def _draft(self) -> list[DraftBlock]:
         self._let_go()
         # The bonus token comes on top, so a last token needs no draft.
@@ -69,7 +75,7 @@ class Drafts:
             return
         self._members = [self._members[row] for row in rows]
         if not rows:
-            self._session = None
+            self.close()
         elif self._session is not None:
             self._session.keep(rows)
 
@@ -86,4 +92,4 @@ def _checked(block: DraftBlock, length: int, vocab_size: int) -> DraftBlock:
     """Only ids that the target knows may reach it, and no more than were asked for."""
     if any(not 0 <= token_id < vocab_size for token_id in block.token_ids):
         return DraftBlock(fault=f"the drafter proposed an id outside of the target's vocabulary of {vocab_size}")
-    return DraftBlock(block.token_ids[:length], block.fault)
+    return block._replace(token_ids=block.token_ids[:length])

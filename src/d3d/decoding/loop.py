@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from d3d.acceptance.sample_match import sample_match
-from d3d.core.protocols import Drafter, TargetEngine
+from d3d.core.protocols import Drafter, TargetEngine, TargetSession
 from d3d.core.types import FinishReason, RoundStats, Verdict
 from d3d.decoding.drafts import Drafts, Limits, without_holes
 from d3d.decoding.request import Request
@@ -44,6 +44,14 @@ def decode(target: TargetEngine, drafter: Drafter | None, requests: list[Request
     session = target.open(len(requests), capacity)
     limits = Limits(width, capacity, target.vocab_size)
     drafts = Drafts(drafter, session, requests, limits) if drafter is not None and width else None
+    try:
+        yield from _decode(session, drafts, requests)
+    finally:
+        if drafts is not None:
+            drafts.close()
+
+
+def _decode(session: TargetSession, drafts: Drafts | None, requests: list[Request]) -> Iterator[Event]:
     logits = session.forward([request.sequence.token_ids for request in requests], last_only=True)
     for index, (request, row) in enumerate(zip(requests, logits, strict=True)):
         scan = request.scanner.scan(sample_match(row, (), request.sequence, request.eos_token_ids))

@@ -12,11 +12,13 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
 from d3d.engines.native import NativeEngine
 
-Mode = Literal["plain", "serial", "fused"]
-MODES: tuple[Mode, ...] = ("plain", "serial", "fused")
+Mode = Literal["plain", "serial", "fused", "async"]
+MODES: tuple[Mode, ...] = ("plain", "serial", "fused", "async")
 
 DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_FUSED_DRAFT_LENGTH = 6
+DEFAULT_OUTCOMES = 8
+MOST_OUTCOMES = 256
 
 
 class ModeOptions(NamedTuple):
@@ -28,6 +30,21 @@ class ModeOptions(NamedTuple):
     """Drafter passes a block, at most draft_length. Serial mode only."""
     rows: int | None = None
     """Most rows of a pass for each sequence. Fused mode only."""
+    outcomes: int | None = None
+    """Verdicts to prepare for in a round. Async mode only, as what follows."""
+    miss_policy: str | None = None
+    """What a round without a successor does: `draft_now` waits for a fresh draft, `bonus_only` goes on without one."""
+    placement: str | None = None
+    """Where the draft worker runs: `thread` or `processes`."""
+
+
+class AsyncOptions(NamedTuple):
+    """What async mode is to do; None where its default is wanted."""
+
+    draft_length: int
+    outcomes: int
+    miss_policy: str | None
+    placement: str | None
 
 
 class Decoding(NamedTuple):
@@ -39,10 +56,16 @@ class Decoding(NamedTuple):
 
 
 def decoding(
-    mode: str, target: NativeEngine, drafter: BlockDrafter | None, options: ModeOptions, default_rows: Callable[[], int]
+    mode: str,
+    target: NativeEngine,
+    drafter: BlockDrafter | None,
+    options: ModeOptions,
+    default_rows: Callable[[], int],
+    open_async: Callable[[AsyncOptions], Drafter],
 ) -> Decoding:
-    """`default_rows`: what fused mode gets where the options name no rows. Raises InvalidRequest for a mode that does not exist or that
-    this drafter can't serve, and for options that mean nothing in it or are out of range."""
+    """`default_rows`: what fused mode gets where the options name no rows; `open_async`: makes async mode's drafter. Raises
+    InvalidRequest for a mode that does not exist or that this drafter can't serve, and for options that mean nothing in it or are out of
+    range."""
     if mode not in MODES:
         raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
     _refuse_foreign(mode, options)
@@ -53,6 +76,11 @@ def decoding(
     if mode == "fused":
         return _fused(target, drafter, options, default_rows)
     width = _draft_length(options.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
+    if mode == "async":
+        outcomes = DEFAULT_OUTCOMES if options.outcomes is None else options.outcomes
+        if not 1 <= outcomes <= MOST_OUTCOMES:
+            raise InvalidRequest(f"outcomes: {outcomes} is not within 1 and {MOST_OUTCOMES}")
+        return Decoding(target, open_async(AsyncOptions(width, outcomes, options.miss_policy, options.placement)), width)
     steps = options.num_denoise_steps
     if steps is not None and not 1 <= steps <= width:
         raise InvalidRequest(f"denoise steps: {steps} is not within 1 and the draft length, {width}")
@@ -71,11 +99,15 @@ def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, de
 def _refuse_foreign(mode: str, options: ModeOptions) -> None:
     """Options that this mode does not look at."""
     if mode == "plain" and options.draft_length is not None:
-        raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use mode serial or fused with a drafter")
+        raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use another mode with a drafter")
     if mode != "serial" and options.num_denoise_steps is not None:
         raise InvalidRequest(f"denoise steps: {mode} mode has none; leave it out, or use mode serial with a drafter")
     if mode != "fused" and options.rows is not None:
         raise InvalidRequest(f"rows: {mode} mode has no budget of rows; leave it out, or use mode fused")
+    if mode != "async":
+        for name, value in (("outcomes", options.outcomes), ("miss policy", options.miss_policy), ("placement", options.placement)):
+            if value is not None:
+                raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode async with a drafter")
 
 
 def _draft_length(wanted: int | None, longest: int, default: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from d3d.core.types import FinishReason, RoundStats, TokenLogprob
 from d3d.decoding.loop import Event
+from d3d.decoding.timeline import Overlap, overlap
 
 HOPELESS_ROUNDS = 32
 """After this many drafted rounds without one kept token something is wrong with the drafter."""
@@ -51,9 +52,12 @@ class Speculation:
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
+    overlap: Overlap | None = None
+    """Async mode only."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain JSON values; `undrafted_rounds` in fused mode only, where it says what the budget of rows has cost."""
+        """The figures, as plain JSON values; `undrafted_rounds` in fused mode only, where it says what the budget of rows has cost; those
+        of `Overlap` in async mode only."""
         fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
@@ -62,6 +66,8 @@ class Speculation:
             "acceptance_at": list(self.acceptance_at),
             "num_accepted_histogram": list(self.num_accepted_histogram),
         }
+        if self.overlap is not None:
+            fields |= self.overlap.to_dict()
         return fields | {"undrafted_rounds": self.undrafted_rounds} if self.mode == "fused" else fields
 
 
@@ -83,6 +89,8 @@ class GenerationResult:
     """What repeats a sampled answer; None for a greedy one."""
     thinking: bool | None = None
     """What the chat template was told as `enable_thinking`; None where it was told nothing."""
+    rounds: tuple[RoundStats, ...] = ()
+    """What happened when, round by round; `d3d.decoding.timeline` draws figures and a trace from it."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `d3d generate --json` prints, as plain JSON values.
@@ -176,6 +184,7 @@ class Recorder:
             logprobs=tuple(self._logprobs),
             seed=self.settings.seed,
             thinking=self.settings.thinking,
+            rounds=tuple(self._rounds),
         )
 
 
@@ -194,12 +203,14 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
         draft_length=settings.draft_length,
         num_denoise_steps=settings.num_denoise_steps,
         warnings=tuple(_warnings(rounds, faults)),
+        overlap=overlap(rounds, settings.draft_length) if settings.mode == "async" else None,
     )
 
 
 def _warnings(rounds: Sequence[RoundStats], faults: Sequence[str]) -> Iterator[str]:
     for fault in faults:
         yield f"drafting stopped: {fault}; the rest was decoded plainly"
+    yield from dict.fromkeys(note for stats in rounds if stats.preparation is not None for note in stats.preparation.notes)
     drafted_rounds = sum(stats.draft_length > 0 for stats in rounds)
     if drafted_rounds >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in rounds):
         yield f"not one drafted token was kept in {drafted_rounds} rounds: this drafter does not fit the target; --mode plain is faster"

@@ -44,7 +44,15 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
     return [
         RoundResult(
             scan,
-            RoundStats(len(block.token_ids), scan.verdict.num_accepted, len(scan.verdict.token_ids), t_draft, t_verify),
+            RoundStats(
+                len(block.token_ids),
+                scan.verdict.num_accepted,
+                len(scan.verdict.token_ids),
+                t_draft,
+                t_verify,
+                started,
+                block.preparation,
+            ),
             block.fault,
         )
         for scan, block in zip(scans, blocks, strict=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from d3d.masks.dense import dense
-from d3d.masks.rules import CLEAN, NOWHERE, Rows, block_rules, union
+from d3d.masks.rules import CLEAN, NOWHERE, TRUNK, Rows, block_rules, union
 from d3d.models.drafter import DrafterConfig
 
 MASKED = -1
@@ -90,5 +90,5 @@ def cache_places(rows: Rows, lengths: Tensor, num_keys: int) -> Rows:
         torch.where(inside, rows.position.gather(1, index), nowhere),
         torch.where(inside, rows.anchor.gather(1, index), nowhere),
         torch.where(inside, rows.block.gather(1, index), CLEAN),
-        torch.zeros_like(places),
+        torch.where(inside, rows.document.gather(1, index), TRUNK),
     )

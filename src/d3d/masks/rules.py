@@ -17,6 +17,12 @@ BlockAttention = Literal["causal", "bidirectional"]
 CLEAN = -1
 """`block` of a clean token; slots have 0, 1, 2, ..."""
 
+TRUNK = 0
+"""`document` of what all branches of a packed pass share; branch i's own rows have i + 1."""
+
+GUESS = 1 << 20
+"""Added to its block's number, the `block` of a guess slot: it sees that block, and nobody sees it."""
+
 NOWHERE = 1 << 40
 """Position of a key that no real row may see: a cache place that is not filled, or padding."""
 
@@ -73,6 +79,21 @@ def slot_sees_block(query: Rows, key: Rows) -> Tensor:
 def slot_sees_earlier(query: Rows, key: Rows) -> Tensor:
     """Slots see the earlier slots of their own block, and themselves."""
     return slot_sees_block(query, key) & (key.position <= query.position)
+
+
+def branch_sees_trunk(query: Rows, key: Rows) -> Tensor:
+    """A branch's anchor and slots see the trunk's clean tokens before that anchor."""
+    return (query.document != TRUNK) & (key.document == TRUNK) & (key.block == CLEAN) & (key.position < query.anchor)
+
+
+def guess_sees_block(query: Rows, key: Rows) -> Tensor:
+    """A guess slot sees all slots of its block."""
+    return (key.block != CLEAN) & (query.block == key.block + GUESS) & (key.document == query.document)
+
+
+def packed_rules(attention: BlockAttention) -> tuple[Rule, ...]:
+    """Of a packed pass: what one block needs, and what its branches add."""
+    return (*block_rules(attention), branch_sees_trunk, guess_sees_block)
 
 
 def block_rules(attention: BlockAttention) -> tuple[Rule, ...]:

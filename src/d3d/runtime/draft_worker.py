@@ -1,0 +1,97 @@
+"""The worker's side: take requests, run the drafter, answer. It ends when it is told to, or when the line does."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from d3d.core.errors import Disconnected
+from d3d.core.protocols import Preparer, PreparingSession, Transport
+from d3d.runtime.messages import Draft, Drafted, Failed, Forget, Open, Prepare, Ready, Request, Stop, Successors
+
+IDLE_S = 1.0
+"""How long it listens before it looks whether the line is still there."""
+
+
+@dataclass
+class _Told:
+    """What the worker knows of a sequence."""
+
+    opening: Open
+    text: list[int] = field(default_factory=list)
+    session: PreparingSession | None = None
+
+
+class DraftWorker:
+    """Answers every request for a sequence that it knows, drafts before preparations; others go unanswered."""
+
+    def __init__(self, transport: Transport, preparer: Preparer) -> None:
+        self._transport = transport
+        self._preparer = preparer
+        self._known: dict[int, _Told] = {}
+        self._waiting: list[Request] = []
+        self._stopped = False
+
+    def run(self) -> None:
+        """Work until told to stop, or disconnected."""
+        try:
+            self._transport.send(Ready(os.getpid()))
+            while not self._stopped:
+                self._listen()
+                if self._waiting and not self._stopped:
+                    self._transport.send(self._answer(self._next()))
+        except Disconnected:
+            pass
+        finally:
+            self._transport.close()
+
+    def _listen(self) -> None:
+        """Take in all that has arrived; wait for it only where nothing is to be done."""
+        message = self._transport.receive(0.0 if self._waiting else IDLE_S)
+        while message is not None and not self._stopped:
+            self._take(message)
+            message = self._transport.receive(0.0)
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Stop):
+            self._stopped = True
+        elif isinstance(message, Open):
+            self._known[message.sequence_id] = _Told(message)
+        elif isinstance(message, Forget):
+            self._drop(message.sequence_id)
+        elif isinstance(message, Draft | Prepare):
+            self._waiting.append(message)
+
+    def _drop(self, sequence_id: int) -> None:
+        self._known.pop(sequence_id, None)
+        self._waiting = [request for request in self._waiting if request.sequence_id != sequence_id]
+
+    def _next(self) -> Request:
+        """The first draft, somebody waits for it; else the first preparation."""
+        place = next((place for place, request in enumerate(self._waiting) if isinstance(request, Draft)), 0)
+        return self._waiting.pop(place)
+
+    def _answer(self, request: Request) -> Drafted | Successors | Failed:
+        started = time.perf_counter()
+        try:
+            session, text = self._updated(request)
+            if isinstance(request, Draft):
+                block = session.draft(text, request.draft_length)
+                return Drafted(request.sequence_id, request.round_id, block, started, time.perf_counter())
+            outcomes = session.likely_outcomes(text, request.draft, request.outcome_budget)
+            blocks = session.prepare(text, request.draft, outcomes, request.draft_length) if outcomes else {}
+            return Successors(request.sequence_id, request.round_id, tuple(blocks.items()), started, time.perf_counter())
+        except Exception as error:  # whatever a drafter dies of, the worker goes on, and says so
+            self._drop(request.sequence_id)
+            return Failed(request.sequence_id, request.round_id, f"{type(error).__name__}: {error}")
+
+    def _updated(self, request: Request) -> tuple[PreparingSession, list[int]]:
+        """The sequence's session, and its text with what the request brings. Raises LookupError where the worker lacks the rest of it."""
+        told = self._known.get(request.sequence_id)
+        if told is None or request.start > len(told.text):
+            raise LookupError(f"the worker has not been told the first {request.start} tokens of sequence {request.sequence_id}")
+        told.text[request.start :] = request.new_tokens
+        if told.session is None:
+            told.session = self._preparer.open(told.opening.capacity, told.opening.outcome_budget)
+        return told.session, list(told.text)
