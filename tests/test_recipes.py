@@ -13,7 +13,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 CONFIGS = sorted(RECIPES.glob("*/*.yaml"))
 PARAMETERS = {
     "8b-from-1.7b": (1.72e9, 0),
-    "8b-from-8b": (0.31e9, 8.19e9),
+    "8b-from-8b": (0.301e9, 8.19e9),
     "32b-from-8b": (8.19e9, 0),
     "1.5b-from-0.5b": (0.494e9, 0),
 }

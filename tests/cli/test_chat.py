@@ -94,8 +94,24 @@ def test_flags_reach_the_model(chat: Any, seen: list[Any]) -> None:
         4,
     )
     assert chat(*flags, lines="hello\n").code == 0
-    wanted = {"temperature": 0.7, "top_p": 0.9, "seed": 5, "draft_length": 3, "num_denoise_steps": 2, "thinking": False, "max_tokens": 4}
+    wanted = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "seed": 5,
+        "draft_length": 3,
+        "num_denoise_steps": 2,
+        "rows": None,
+        "thinking": False,
+        "max_tokens": 4,
+    }
     assert seen[0][1] == wanted | {"mode": None}
+
+
+def test_fused_says_what_plain_says(chat: Any) -> None:
+    plain, fused = chat("--mode", "plain", lines="hello\nmore\n"), chat("--mode", "fused", "--rows", 9, lines="hello\nmore\n")
+    assert fused.code == 0
+    assert fused.out == plain.out
+    assert "speculation: fused" in fused.err
 
 
 def test_a_seed_repeats_a_sampled_conversation(chat: Any) -> None:

@@ -91,7 +91,7 @@ def test_bad_input_gets_one_clear_line(arguments: tuple[object, ...], words: str
 
 def test_the_total_weighs_tokens_not_questions() -> None:
     def result(tokens: int, tpot: float | None, rounds: int = 0) -> GenerationResult:
-        spec = Speculation("serial", rounds, (tokens - 1) / rounds, 0.5, (), (), 4, 1) if rounds else None
+        spec = Speculation("serial", rounds, (tokens - 1) / rounds, 0.5, (), (), 0, 4, 1) if rounds else None
         return GenerationResult("", (1,) * tokens, "stop", Usage(1, tokens), Timing(0.1, tpot, 1.0), spec, ())
 
     pairs = [Pair("a", result(101, 0.03), result(101, 0.02, rounds=50)), Pair("b", result(11, 0.06), result(11, 0.01, rounds=2))]

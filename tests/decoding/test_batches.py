@@ -10,7 +10,7 @@ import pytest
 from d3d.baselines.scripted import Double, always_wrong, empty, failing, faulty, noisy, oracle, slow, wrong_at
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
-from d3d.decoding.drafts import Drafts, without_holes
+from d3d.decoding.drafts import Drafts, Limits, without_holes
 from d3d.engines.native import NativeEngine
 from support.runs import PROMPT, SAMPLING, Run, Watched, make, run, run_all
 
@@ -232,7 +232,7 @@ def test_no_requests_are_no_work(target: NativeEngine) -> None:
 def test_a_drafter_is_let_go_when_nobody_drafts_any_more(target: NativeEngine) -> None:
     request = make(target, max_tokens=20).request
     request.sequence.commit([1])
-    drafts = Drafts(faulty(oracle(4, [])), [request], 4, 100, target.vocab_size)
+    drafts = Drafts(faulty(oracle(4, [])), target.open(1, 100), [request], Limits(4, 100, target.vocab_size))
     assert [block.fault for block in drafts.blocks([request])] == ["told to be faulty"]
     assert drafts.blocks([request]) == [DraftBlock()]
     assert drafts._session is None

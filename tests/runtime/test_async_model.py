@@ -53,7 +53,7 @@ def test_the_answer_is_plain_decodings_and_the_record_says_how_it_was_made(
     assert record["t_draft_s"] > 0
     assert record["t_verify_s"] > 0
     assert record["acceptance_rate"] >= 0
-    assert len(record["hit_rate_at"]) == options.get("draft_length", 4) + 1
+    assert len(record["hit_rate_at"]) == options.get("draft_length", 5) + 1
     assert result.speculation is not None
     assert result.speculation.warnings == () or "not one drafted token" in result.speculation.warnings[0]
 
