@@ -6,6 +6,7 @@ All of a run's processes must ask the same questions in the same order.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -231,8 +232,10 @@ def processes(device: str, patience_s: float = PATIENCE_S) -> Iterator[str]:
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=patience_s))
     try:
         yield f"cuda:{local_rank}" if on_gpu else "cpu"
+        dist.barrier()  # nobody takes the connections down while another still uses them
     finally:
         dist.destroy_process_group()
+        gc.collect()  # what has worked with a group lets go of its threads before the interpreter ends
 
 
 def choose_parallel(distribution: str, *, full_weights: bool, device: torch.device) -> Parallel:
