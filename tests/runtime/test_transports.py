@@ -46,7 +46,7 @@ def test_receiving_waits_no_longer_than_told(pair: Pair) -> None:
     started = time.perf_counter()
     assert pair[0].receive(0.0) is None
     assert pair[0].receive(0.1) is None
-    assert 0.1 <= time.perf_counter() - started < 1
+    assert 0.1 <= time.perf_counter() - started < 5
 
 
 def test_a_message_ends_the_wait(pair: Pair) -> None:
