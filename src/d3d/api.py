@@ -72,7 +72,7 @@ class Model:
         assert self.drafter is not None
         if self.preset is not None and self.preset.fused_rows is not None:
             return self.preset.fused_rows
-        longest = self.drafter.model.config.num_slots(self.drafter.block_size)
+        longest = self.drafter.model.config.longest_slot_draft
         return best_rows(self.engine, self.drafter.model, min(DEFAULT_FUSED_DRAFT_LENGTH, longest))
 
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:

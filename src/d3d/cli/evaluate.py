@@ -80,7 +80,7 @@ def _longest_draft(mode: str, model: DrafterModel, base: Transformer) -> int:
     if mode == "serial":
         return model.config.block_size
     check_fused(model, base)
-    return model.config.num_slots(model.config.block_size)
+    return model.config.longest_slot_draft
 
 
 def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answers: int) -> dict[str, Any]:

@@ -102,20 +102,12 @@ class BlockDraftSession:
         """The rows that predict drafted tokens: states [batch, draft_length, hidden_size], and float32 logits
         [batch, draft_length, target_vocab_size]."""
         hidden = self._hidden(layout)
-        index = layout.predicting[..., None].expand(-1, -1, hidden.shape[-1])
+        index = layout.predicting.to(hidden.device)[..., None].expand(-1, -1, hidden.shape[-1])
         states = hidden.gather(1, index)
         return states, self._model.draft_logits(states, self._drafter.target_vocab_size)
 
     def _hidden(self, layout: DraftLayout) -> Tensor:
-        layout = layout.to(self._model.transformer.device)
-        rows = layout.token_ids.shape[1]
-        hidden = self._model.transformer.hidden(
-            self._model.embed(layout.token_ids),
-            layout.positions.clamp(max=self._model.transformer.config.max_length - 1),  # only slots without a use lie beyond
-            layout.mask,
-            self._cache,
-            self._model.delta_rows(rows, layout.num_slots),
-        )
+        hidden = self._model.hidden(layout.token_ids, layout.positions, layout.mask, self._cache, layout.num_slots)
         self._cache.advance(layout.num_clean)
         return hidden
 
@@ -159,9 +151,14 @@ def _readable(ids: list[int], vocab_size: int) -> list[int]:
     return [token_id if token_id < vocab_size else 0 for token_id in ids]
 
 
+def unknown_id(vocab_size: int) -> DraftBlock:
+    """What becomes of a text that the drafter can't read."""
+    return DraftBlock(fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})")
+
+
 def _block(token_ids: list[int], is_finite: bool, odd: bool, vocab_size: int) -> DraftBlock:
     if odd:
-        return DraftBlock(fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})")
+        return unknown_id(vocab_size)
     return DraftBlock(tuple(token_ids)) if is_finite else DraftBlock(fault=NOT_FINITE)
 
 

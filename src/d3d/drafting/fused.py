@@ -58,7 +58,7 @@ class FusedEngine:
     @property
     def longest_draft(self) -> int:
         """Most tokens that a group of slots can draft: a block's first is the target's own here."""
-        return self.model.config.num_slots(self.model.config.block_size)
+        return self.model.config.longest_slot_draft
 
     def open(self, num_sequences: int, capacity: int) -> FusedSession:
         # a batch is padded to its most clean rows and its most slots; no plan has more than a full group behind every row
@@ -155,11 +155,7 @@ class FusedSession:
     def _pass(self, token_ids: list[list[int]], sizes: list[tuple[int, ...]]) -> list[Tensor]:
         cache, decoder = self._session.cache, self._model.transformer
         layout = fused_layout(self._model.config, cache.lengths, token_ids, sizes)
-        device = decoder.device
-        positions = layout.positions.to(device).clamp(max=decoder.config.max_length - 1)  # only slots without a use lie beyond
-        x = self._model.embed(layout.token_ids.to(device))
-        delta_rows = self._model.delta_rows(layout.width + layout.num_slots, layout.num_slots)
-        hidden = decoder.hidden(x, positions, layout.mask.to(device), cache, delta_rows)
+        hidden = self._model.hidden(layout.token_ids, layout.positions, layout.mask, cache, layout.num_slots)
         cache.advance([len(ids) for ids in token_ids])
         slots = hidden[:, layout.width :]
         logits, slot_logits = decoder.logits(hidden).split((layout.width, layout.num_slots), dim=1)
@@ -215,10 +211,8 @@ class FusedDrafts:
 
     def _choose(self, group: Group, sequence: Sequence) -> tuple[list[int], list[float]]:
         """Tokens, and what the drafter gives each of them."""
-        states, logits = group.states[None], group.logits[None].float()
         model = self._engine.model
-        if model.config.mask_token_id is not None:
-            logits[..., model.config.mask_token_id] = float("-inf")
+        states, logits = group.states[None], model.without_mask_token(group.logits[None], self._engine.vocab_size)
         last = torch.tensor([last_tokens(sequence.token_ids)], device=states.device)
         still_open = torch.full(logits.shape[:2], -1, device=states.device)
         model.choose_in_turn(states, logits, still_open, last, own_rows=0)

@@ -5,7 +5,7 @@ Shorter sequences are padded between the two, so the slots are the pass's last r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,12 +33,6 @@ class DraftLayout:
     num_clean: list[int]
     """Clean rows of each sequence: what the cache may keep."""
     num_slots: int
-
-    def to(self, device: torch.device) -> DraftLayout:
-        if self.token_ids.device == device:
-            return self
-        moved = {name: getattr(self, name).to(device) for name in ("token_ids", "positions", "mask", "predicting")}
-        return replace(self, **moved)
 
 
 def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]], blocks: Tensor) -> DraftLayout:

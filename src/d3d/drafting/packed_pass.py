@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from d3d.core.types import DraftBlock, Outcome
-from d3d.drafting.block_drafter import CATCH_UP_ROWS, NOT_FINITE, last_tokens
+from d3d.drafting.block_drafter import CATCH_UP_ROWS, NOT_FINITE, last_tokens, unknown_id
 from d3d.drafting.outcomes import Place, likely_outcomes
 from d3d.drafting.packed_layout import PackedLayout, packed_layout
 from d3d.masks.dense import causal
@@ -73,7 +73,7 @@ class PackedSession:
         """A block of at most `draft_length` tokens to follow `text`."""
         vocab_size = self._model.transformer.config.vocab_size
         if max(text) >= vocab_size:
-            return DraftBlock(fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})")
+            return unknown_id(vocab_size)
         blocks = self.prepare(text[:-1], (), [Outcome(0, text[-1])], draft_length)
         return blocks.get(Outcome(0, text[-1]), DraftBlock())
 
@@ -102,7 +102,7 @@ class PackedSession:
         rows = torch.tensor([[*text[start:], *draft]])
         positions = start + torch.arange(rows.shape[1])[None]
         mask = causal(torch.tensor([start]), rows.shape[1], start + rows.shape[1])
-        hidden = self._hidden(rows, positions, mask, 0)
+        hidden = self._model.hidden(rows, positions, mask, self._cache, 0)
         self._cache.advance([len(text) - start])
         return self._places(self._model.draft_logits(hidden[0, -len(draft) - 1 :], self._drafter.target_vocab_size))
 
@@ -150,26 +150,16 @@ class PackedSession:
             start = self.length
             part = torch.tensor([text[start : start + CATCH_UP_ROWS]])
             mask = causal(torch.tensor([start]), CATCH_UP_ROWS, start + CATCH_UP_ROWS)
-            self._hidden(part, start + torch.arange(CATCH_UP_ROWS)[None], mask, 0)
+            self._model.hidden(part, start + torch.arange(CATCH_UP_ROWS)[None], mask, self._cache, 0)
             self._cache.advance([CATCH_UP_ROWS])
 
     def _pass(self, layout: PackedLayout, committed: int) -> tuple[Tensor, Tensor]:
         """States [branches, draft_length + 1, hidden_size] and float32 logits [branches, draft_length + 1, target_vocab_size]; of the
         pass's rows the cache keeps those of the first `committed` tokens."""
-        hidden = self._hidden(layout.token_ids, layout.rows.position, layout.mask, layout.num_slots)
+        hidden = self._model.hidden(layout.token_ids, layout.rows.position, layout.mask, self._cache, layout.num_slots)
         self._cache.advance([committed - self.length])
         states = hidden[0, layout.predicting.to(hidden.device)]
         return states, self._model.draft_logits(states, self._drafter.target_vocab_size)
-
-    def _hidden(self, token_ids: Tensor, positions: Tensor, mask: Tensor, num_slots: int) -> Tensor:
-        decoder = self._model.transformer
-        return decoder.hidden(
-            self._model.embed(token_ids.to(decoder.device)),
-            positions.clamp(max=decoder.config.max_length - 1).to(decoder.device),  # only slots without a use lie beyond
-            mask.to(decoder.device),
-            self._cache,
-            self._model.delta_rows(token_ids.shape[1], num_slots),
-        )
 
     def _read(self, logits: Tensor) -> list[_Prepared]:
         """One block for each branch: the best token at each place but the last, and guesses at all of them."""

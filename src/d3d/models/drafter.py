@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.rules import BlockAttention
+from d3d.models.kv_cache import KeyValueStore
 from d3d.models.linear import linear
 from d3d.models.transformer import Transformer
 
@@ -79,6 +80,11 @@ class DrafterConfig(BaseModel):
     def own_rows(self) -> int:
         """Rows of a block that are no slots: in alignment `next` the anchor's, which predicts the first drafted token."""
         return 1 if self.alignment == "next" else 0
+
+    @property
+    def longest_slot_draft(self) -> int:
+        """Most tokens that the slots of a block can draft, without the anchor's row."""
+        return self.num_slots(self.block_size)
 
     def num_slots(self, draft_length: int) -> int:
         """Slots that a draft of this length needs."""
@@ -146,9 +152,28 @@ class DrafterModel(nn.Module):
             return 0
         return num_slots if self.config.delta.scope == "slots" else rows
 
+    def hidden(self, token_ids: Tensor, positions: Tensor, mask: Tensor | None, store: KeyValueStore, num_slots: int) -> Tensor:
+        """A pass whose last `num_slots` rows are slots: final states [batch, rows, hidden_size].
+
+        token_ids int64 [batch, rows], negative where a slot is masked; positions int64 [batch or 1, rows], of which those of slots may lie
+        past the longest text, where any will do; mask and store as `Transformer.hidden` has them, on any device.
+        """
+        decoder = self.transformer
+        return decoder.hidden(
+            self.embed(token_ids.to(decoder.device)),
+            positions.to(decoder.device).clamp(max=decoder.config.max_length - 1),
+            None if mask is None else mask.to(decoder.device),
+            store,
+            self.delta_rows(token_ids.shape[1], num_slots),
+        )
+
     def draft_logits(self, hidden: Tensor, target_vocab_size: int) -> Tensor:
         """hidden [..., hidden_size] -> float32 [..., target_vocab_size] in which the mask token can't be chosen."""
-        logits = self.transformer.logits(hidden).float()[..., :target_vocab_size]
+        return self.without_mask_token(self.transformer.logits(hidden), target_vocab_size)
+
+    def without_mask_token(self, logits: Tensor, target_vocab_size: int) -> Tensor:
+        """Logits of the decoder's head [..., vocab_size] -> float32 [..., target_vocab_size] in which the mask token can't be chosen."""
+        logits = logits.float()[..., :target_vocab_size]
         mask_token_id = self.config.mask_token_id
         if mask_token_id is not None and mask_token_id < logits.shape[-1]:
             logits[..., mask_token_id] = float("-inf")

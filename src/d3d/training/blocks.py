@@ -49,7 +49,7 @@ def clean_pass(model: DrafterModel, token_ids: Tensor) -> tuple[Tensor, KVCache]
     cache = model.transformer.new_cache(1, length)
     clean = Rows.clean(torch.arange(length, device=token_ids.device))
     mask = dense(union(block_rules(model.config.block_attention)), clean, clean)[None]
-    hidden = model.transformer.hidden(model.embed(token_ids[None]), clean.position[None], mask, cache, model.delta_rows(length, 0))
+    hidden = model.hidden(token_ids[None], clean.position[None], mask, cache, 0)
     cache.advance([length])
     return hidden[0], cache
 
@@ -63,8 +63,8 @@ def slot_pass(model: DrafterModel, cache: KVCache, batch: BlockBatch) -> Tensor:
     block = rows[:num_slots]  # every block looks alike from inside
     store = BlockAttention(cache, num_blocks, dense(rule, rows, clean), dense(rule, block, block))
     count = len(rows.position)
-    x = model.embed(torch.full((1, count), -1, device=rows.position.device))
-    return model.transformer.hidden(x, _within(model, rows.position)[None], None, store, model.delta_rows(count, count))[0]
+    masked = torch.full((1, count), -1, device=rows.position.device)
+    return model.hidden(masked, rows.position[None], None, store, count)[0]
 
 
 def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tuple[Tensor, Tensor]:
@@ -72,13 +72,6 @@ def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tup
     length, count = len(token_ids), len(batch.rows.position)
     rows = Rows.concatenate(Rows.clean(torch.arange(length, device=token_ids.device)), batch.rows)
     mask = dense(union(block_rules(model.config.block_attention)), rows, rows)[None]
-    x = model.embed(torch.cat((token_ids, torch.full((count,), -1, device=token_ids.device)))[None])
-    hidden = model.transformer.hidden(x, _within(model, rows.position)[None], mask, PassThrough(), model.delta_rows(length + count, count))[
-        0
-    ]
+    ids = torch.cat((token_ids, torch.full((count,), -1, device=token_ids.device)))
+    hidden = model.hidden(ids[None], rows.position[None], mask, PassThrough(), count)[0]
     return hidden[:length], hidden[length:]
-
-
-def _within(model: DrafterModel, positions: Tensor) -> Tensor:
-    """Slots past the model's longest text get no loss; any valid position serves them."""
-    return positions.clamp(max=model.transformer.config.max_length - 1)
