@@ -66,4 +66,11 @@ def test_the_trace_has_every_span_in_its_place() -> None:
     second = next(event for event in spans if event["name"] == "verify" and event["args"]["round"] == 1)
     assert second["ts"] == pytest.approx(1e6 * (11.61 - 9.0))
     assert second["dur"] == pytest.approx(1e6)
-    assert second["args"] == {"round": 1, "draft_length": 4, "num_accepted": 4, "readiness": "hit", "cause": None}
+    assert second["args"] == {
+        "round": 1,
+        "draft_length": 4,
+        "num_accepted": 4,
+        "num_committed": 5,
+        "readiness": "hit",
+        "cause": None,
+    }

@@ -18,6 +18,7 @@ from d3d.cli.evaluate import evaluate
 from d3d.cli.export import export
 from d3d.cli.generate import generate
 from d3d.cli.pull import pull
+from d3d.cli.timeline import timeline
 from d3d.cli.train import train
 from d3d.core.errors import D3DError
 
@@ -54,6 +55,7 @@ app.command("data")(data)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
+app.command("timeline")(timeline)
 app.add_typer(bench, name="bench")
 app.command("pull")(pull)
 app.command("doctor")(doctor)

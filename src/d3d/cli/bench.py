@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, ThinkingOption
 
-if TYPE_CHECKING:
-    from d3d.reports.tables import Table
-
 bench = typer.Typer(help="Measure methods over sets of prompts, report it, compare runs.", no_args_is_help=True, add_completion=False)
 
 RESULTS = Path("results")
-WIDTH = 240
-"""Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is cut."""
 DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that holds the runs.")]
 
 
@@ -117,6 +112,7 @@ def report(
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Pictures need matplotlib.")] = True,
 ) -> None:
     """Write report.md and a self-contained report.html, and print the first table."""
+    from d3d.cli.tables import print_table
     from d3d.reports.benchmark import report as sections_of
     from d3d.reports.page import write_report
     from d3d.reports.run import load_run
@@ -127,7 +123,7 @@ def report(
     directory.mkdir(parents=True, exist_ok=True)
     files = write_report(directory, f"Benchmark {loaded.name}", sections)
     for table in sections[0].tables:
-        _print(table)
+        print_table(table)
     for line in sections[0].text:
         typer.echo(line)
     for file in files:
@@ -141,6 +137,7 @@ def compare(
     output: Annotated[Path | None, typer.Option(help="Write it into this directory too, as report.md and report.html.")] = None,
 ) -> None:
     """What two runs measured, side by side, and what was different about them."""
+    from d3d.cli.tables import print_table
     from d3d.reports.benchmark import comparison
     from d3d.reports.page import write_report
     from d3d.reports.run import load_run
@@ -149,7 +146,7 @@ def compare(
     sections = comparison(one, other)
     for section in sections:
         for table in section.tables:
-            _print(table)
+            print_table(table)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for file in write_report(output, f"{one.name} and {other.name}", sections):
@@ -162,18 +159,3 @@ def _directory(results: Path, name: str) -> Path:
     if not name or name in (".", "..") or Path(name).name != name:
         raise InvalidRequest(f"name: {name!r} can't be the name of a directory in {results}; take a plain word (--results names the place)")
     return results / name
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    from d3d.reports.tables import shown
-
-    printed = RichTable(title=Text(table.title))
-    for place, heading in enumerate(table.headings):
-        printed.add_column(Text(heading), justify="left" if place < 2 else "right", no_wrap=True)
-    for row in table.rows:
-        printed.add_row(*(Text(shown(cell)) for cell in row))
-    Console(width=max(Console().width, WIDTH)).print(printed, crop=False)

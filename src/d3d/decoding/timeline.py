@@ -86,7 +86,8 @@ def chrome_trace(rounds: Sequence[RoundStats]) -> dict[str, Any]:
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in ((1, "target"), (2, "drafter"))
     ]
     for number, stats in enumerate(rounds):
-        about: dict[str, Any] = {"round": number, "draft_length": stats.draft_length, "num_accepted": stats.num_accepted}
+        about: dict[str, Any] = {"round": number}
+        about |= {name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")}
         if stats.preparation is not None:
             about |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
         waiting = "switch" if about.get("readiness") == "hit" else "draft"

@@ -78,12 +78,17 @@ def stacked_bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_
     return _svg(figure, axes)
 
 
-def _canvas(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+def new_figure(size: tuple[float, float], otherwise: str) -> Figure:
+    """Size in inches. Raises MissingExtra, with the line that installs matplotlib and `otherwise`: what can be done without it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra(f"pictures need the library `matplotlib`: {INSTALL}, or make the report without them (--no-pictures)") from error
-    figure = Figure(figsize=SIZE, layout="constrained")
+        raise MissingExtra(f"pictures need the library `matplotlib`: {INSTALL}, or {otherwise}") from error
+    return Figure(figsize=size, layout="constrained")
+
+
+def _canvas(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = new_figure(SIZE, "make the report without them (--no-pictures)")
     axes: Any = figure.subplots()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -98,11 +103,15 @@ def _colour(number: int) -> str:
 
 
 def _svg(figure: Figure, axes: Axes) -> str:
-    """No date and no random ids in it: the same rows make the same file."""
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return encoded(figure, "svg").decode("utf-8")
+
+
+def encoded(figure: Figure, kind: str) -> bytes:
+    """The figure as an `svg` or `png` file. No date and no random ids are in it: the same figures make the same file."""
     from matplotlib import rc_context
 
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": "d3d", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue().decode("utf-8")
+        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()

@@ -1,0 +1,22 @@
+"""Tables on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from d3d.reports.tables import Table, shown
+
+WIDTH = 240
+"""Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is cut."""
+
+
+def print_table(table: Table) -> None:
+    """To standard output."""
+    printed = RichTable(title=Text(table.title))
+    for place, heading in enumerate(table.headings):
+        printed.add_column(Text(heading), justify="left" if place < 2 else "right", no_wrap=True)
+    for row in table.rows:
+        printed.add_row(*(Text(shown(cell)) for cell in row))
+    Console(width=max(Console().width, WIDTH)).print(printed, crop=False)
