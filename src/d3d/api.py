@@ -26,7 +26,7 @@ from d3d.drafting.fused_budget import best_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
-from d3d.models.linear import pack_weights
+from d3d.models.linear import merge_deltas, pack_weights
 from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, open_model
 from d3d.models.presets import PRESETS, Preset
@@ -217,6 +217,8 @@ def load(target: str, drafter: str | Path | None = None, *, device: str = "auto"
         pack_weights(model.transformer)
         return Model(model, engine, None)
     drafter_model = load_drafter(path, model)
+    if drafter_model.config.anchor_slot:  # its drafting passes hold slots only
+        merge_deltas(drafter_model)
     pack_weights(model.transformer, drafter_model)
     preset = PRESETS.get(target) if drafter is None else None
     return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset, path)

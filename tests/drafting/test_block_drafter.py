@@ -120,14 +120,15 @@ def test_no_slot_stays_in_the_cache(kind: Kind, steps: int) -> None:
         for one in batch:
             one.commit(text(committed, seed=committed))
         draft(session, batch, 6, 6)
-        assert session.lengths == [len(one) for one in batch]
-        for i, one in enumerate(batch):
-            fresh = model.transformer.new_cache(1, len(one))
-            ids = torch.tensor([one.token_ids])
-            mask = torch.ones(len(one), len(one)).tril().bool()[None]
-            model.transformer.hidden(model.embed(ids), torch.arange(len(one))[None], mask, fresh)
+        lengths = [len(one) - model.config.anchor_slot for one in batch]
+        assert session.lengths == lengths
+        for i, (one, length) in enumerate(zip(batch, lengths, strict=True)):
+            fresh = model.transformer.new_cache(1, length)
+            ids = torch.tensor([one.token_ids[:length]])
+            mask = torch.ones(length, length).tril().bool()[None]
+            model.transformer.hidden(model.embed(ids), torch.arange(length)[None], mask, fresh)
             for layer in range(2):
-                for cached, clean in zip(session._cache.read(layer, len(one)), fresh.read(layer, len(one)), strict=True):
+                for cached, clean in zip(session._cache.read(layer, length), fresh.read(layer, length), strict=True):
                     torch.testing.assert_close(cached[i], clean[0], atol=1e-5, rtol=1e-5)
 
 

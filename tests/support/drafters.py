@@ -18,13 +18,21 @@ from d3d.models.from_target import from_target
 from d3d.models.kv_cache import PassThrough
 from d3d.models.linear import Linear
 from d3d.models.tiny import tiny_transformer
-from d3d.models.transformer import Transformer
+from d3d.models.transformer import Rotary, Transformer
 
-EVERY_KIND = [
-    {"block_attention": attention, "alignment": alignment}
-    for attention, alignment in itertools.product(("causal", "bidirectional"), ("next", "same"))
-]
-every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: f"{kind['block_attention']}-{kind['alignment']}")
+STARTS: dict[str, dict[str, Any]] = {
+    "next": {"alignment": "next"},
+    "same": {"alignment": "same"},
+    "anchor-slot": {"alignment": "next", "anchor_slot": True},
+}
+"""How a block begins."""
+
+KINDS = {
+    f"{attention}-{name}": {"block_attention": attention, **start}
+    for attention, (name, start) in itertools.product(("causal", "bidirectional"), STARTS.items())
+}
+EVERY_KIND = list(KINDS.values())
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=list(KINDS))
 
 
 def tiny_drafter(base: Transformer | None = None, *, scope: str | None = "slots", trained: bool = True, **config: Any) -> DrafterModel:
@@ -52,15 +60,29 @@ def sequence(token_ids: list[int]) -> Sequence:
 @torch.no_grad()
 def block_logits(model: DrafterModel, token_ids: list[int], block: list[int]) -> Tensor:
     """Logits of the drafted positions, [len(block), vocab]; `block` has -1 where it is masked."""
-    anchor = len(token_ids) - 1
-    num_slots = len(block) - (model.config.alignment == "next")
-    slots = torch.arange(anchor + 1, anchor + 1 + num_slots)
-    clean = Rows.clean(torch.arange(len(token_ids)))
-    rows = Rows.concatenate(clean, Rows(slots, torch.full_like(slots, anchor), torch.zeros_like(slots), torch.zeros_like(slots)))
+    num_clean = len(token_ids) - model.config.anchor_slot
+    own_rows = model.config.alignment == "next" and not model.config.anchor_slot
+    num_slots = len(block) - own_rows
+    slots = torch.arange(num_clean, num_clean + num_slots)
+    clean = Rows.clean(torch.arange(num_clean))
+    last_seen = torch.full_like(slots, num_clean - 1)
+    rows = Rows.concatenate(clean, Rows(slots, last_seen, torch.zeros_like(slots), torch.zeros_like(slots)))
     mask = dense(union(block_rules(model.config.block_attention)), rows, rows)
-    x = model.embed(torch.tensor([token_ids + block[:num_slots]]))
-    hidden = model.transformer.hidden(x, rows.position[None], mask[None], PassThrough(), model.delta_rows(len(rows.position), num_slots))[0]
+    x = model.embed(torch.tensor([(token_ids + block)[: len(rows.position)]]))
+    slot_layers = model.config.slot_layers or model.config.kept_layers
+    hidden = _through_layers(model, x, rows, mask, slot_layers, num_slots)[0]
     return model.transformer.logits(hidden[-len(block) :])
+
+
+def _through_layers(model: DrafterModel, x: Tensor, rows: Rows, mask: Tensor, slot_layers: tuple[int, ...], num_slots: int) -> Tensor:
+    """All rows through all layers; where slots pass one by, what it made of them is dropped (clean rows do not see them)."""
+    decoder = model.transformer
+    rotary = Rotary(decoder._cos[rows.position][None], decoder._sin[rows.position][None])
+    for index, (number, layer) in enumerate(zip(model.config.kept_layers, decoder.layers, strict=True)):
+        out = layer(x, rotary, mask[None], PassThrough(), index, model.delta_rows(x.shape[1], num_slots))
+        x = out if number in slot_layers else torch.cat((out[:, : x.shape[1] - num_slots], x[:, x.shape[1] - num_slots :]), dim=1)
+    normed: Tensor = decoder.norm(x)
+    return normed
 
 
 def reference_draft(model: DrafterModel, token_ids: list[int], length: int, steps: int = 1) -> list[int]:

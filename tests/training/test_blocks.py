@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.tiny import tiny_transformer
 from d3d.training.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from support.drafters import block_logits, every_kind, text, tiny_drafter
@@ -20,7 +20,7 @@ LENGTH = 14
 
 def slots_of(model: DrafterModel, token_ids: Tensor, anchors: list[int], *, joint: bool, num_slots: int = 4) -> Tensor:
     """Hidden states [blocks, slots, hidden]."""
-    batch = hang_blocks(torch.tensor(anchors), num_slots, model.config.alignment)
+    batch = hang_blocks(token_ids, torch.tensor(anchors), num_slots, model.config)
     hidden = joint_pass(model, token_ids, batch)[1] if joint else slot_pass(model, clean_pass(model, token_ids)[1], batch)
     return hidden.view(len(anchors), num_slots, -1)
 
@@ -31,7 +31,7 @@ def test_a_block_in_training_computes_what_it_computes_when_it_drafts(kind: Kind
     model = tiny_drafter(scope=scope, **kind)
     ids = text(LENGTH)
     hidden = slots_of(model, torch.tensor(ids), ANCHORS, joint=joint)
-    draft_length = 4 + (kind["alignment"] == "next")
+    draft_length = 4 + model.config.own_rows
     for block, anchor in enumerate(ANCHORS):
         alone = block_logits(model, ids[: anchor + 1], [-1] * draft_length)[-4:]
         torch.testing.assert_close(model.transformer.logits(hidden[block]), alone, atol=2e-4, rtol=1e-4)
@@ -42,7 +42,7 @@ def test_a_block_in_training_computes_what_it_computes_when_it_drafts(kind: Kind
 def test_clean_rows_of_the_joint_pass_are_those_of_a_pass_without_slots(kind: Kind, scope: str | None) -> None:
     model = tiny_drafter(scope=scope, **kind)
     token_ids = torch.tensor(text(LENGTH))
-    clean, _ = joint_pass(model, token_ids, hang_blocks(torch.tensor(ANCHORS), 4, "next"))
+    clean, _ = joint_pass(model, token_ids, hang_blocks(token_ids, torch.tensor(ANCHORS), 4, model.config))
     torch.testing.assert_close(clean, clean_pass(model, token_ids)[0], atol=1e-5, rtol=1e-5)
 
 
@@ -79,13 +79,25 @@ def test_a_block_depends_on_the_clean_tokens_up_to_its_anchor_and_on_no_other_bl
         torch.testing.assert_close(again, before[1], atol=1e-5, rtol=1e-5)
 
 
+TEN = torch.arange(100, 110)
+
+
 @pytest.mark.parametrize(("alignment", "targets"), [("same", [[3, 4, 5], [8, 9, 10]]), ("next", [[4, 5, 6], [9, 10, 11]])])
 def test_slots_stand_behind_their_anchor_and_predict_as_aligned(alignment: str, targets: list[list[int]]) -> None:
-    batch = hang_blocks(torch.tensor([2, 7]), 3, alignment)
+    batch = hang_blocks(TEN, torch.tensor([2, 7]), 3, DrafterConfig(kept_layers=(0,), alignment=alignment))  # type: ignore[arg-type]
     assert batch.rows.position.tolist() == [3, 4, 5, 8, 9, 10]
     assert batch.rows.anchor.tolist() == [2, 2, 2, 7, 7, 7]
     assert batch.rows.block.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.token_ids.tolist() == [-1] * 6
     assert batch.targets.tolist() == targets
+
+
+def test_an_anchor_slot_stands_at_the_anchor_holds_its_token_and_sees_what_is_before() -> None:
+    batch = hang_blocks(TEN, torch.tensor([2, 7]), 3, DrafterConfig(kept_layers=(0,), anchor_slot=True))
+    assert batch.rows.position.tolist() == [2, 3, 4, 7, 8, 9]
+    assert batch.rows.anchor.tolist() == [1, 1, 1, 6, 6, 6]
+    assert batch.token_ids.tolist() == [102, -1, -1, 107, -1, -1]
+    assert batch.targets.tolist() == [[3, 4, 5], [8, 9, 10]]
 
 
 @pytest.mark.parametrize("joint", [False, True])

@@ -82,7 +82,7 @@ def test_activations_are_what_a_real_pass_keeps(kind: str, attention: BlockAtten
     length, anchors, num_slots = 60, 8, 5
     model = real(kind, block_attention=attention)
     token_ids = torch.arange(length) % 300
-    batch = hang_blocks(torch.arange(anchors) + 20, num_slots, "next")
+    batch = hang_blocks(token_ids, torch.arange(anchors) + 20, num_slots, model.config)
     kept = _Kept({parameter.untyped_storage()._cdata for parameter in model.parameters()})
     cached = 0
     if kind == "slots":

@@ -10,6 +10,7 @@ import torch
 from d3d.core.errors import InvalidCheckpoint
 from d3d.models.checkpoint import load_drafter, save_drafter
 from d3d.models.drafter import DeltaConfig
+from d3d.models.linear import Linear
 from d3d.models.open_model import OpenModel
 from d3d.training.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.training.corpus import Sample
@@ -62,6 +63,22 @@ def test_deltas_that_the_new_drafter_lacks_are_left_out(base: OpenModel, older: 
     assert names == {f"transformer.layers.1.{matrix}.{part}" for matrix in ("qkv", "gate_up") for part in ("down", "up")}
     for name, parameter in load_drafter(older, base).trainable().items():
         assert name not in names or torch.equal(run.model.trainable()[name], parameter), name
+
+
+def test_a_higher_rank_and_fewer_layers_for_slots_begin_as_the_older_drafter_there(base: OpenModel, older: Path, tmp_path: Path) -> None:
+    delta = DeltaConfig(rank=6)
+    drafter = DrafterSpec(block_size=8, delta=delta, start=str(older), anchor_slot=True, slot_layers=(1,))
+    began = begin(tmp_path / "run", base, drafter).model
+    theirs = dict(load_drafter(older, base).transformer.layers[1].named_modules())
+    layers = [(name, module) for name, module in began.transformer.layers[1].named_modules() if isinstance(module, Linear)]
+    assert len(layers) == 4
+    for name, module in layers:
+        old = theirs[name]
+        assert isinstance(old, Linear)
+        assert module.up is not None and module.down is not None and old.up is not None and old.down is not None
+        assert module.up.shape[1] == 6
+        torch.testing.assert_close(module.up @ module.down, old.up @ old.down)
+        assert module.down[4:].all(), "what is added can learn"
 
 
 def test_the_older_checkpoint_stays_as_it_is(base: OpenModel, older: Path, tmp_path: Path) -> None:

@@ -90,6 +90,11 @@ def check_fused(model: DrafterModel, base: Transformer) -> None:
             "mode: fused needs a drafter that is the target itself with deltas at slots only, whose clean rows are the target's; "
             "with this one, serial and plain work"
         )
+    if model.config.anchor_slot:
+        raise InvalidRequest(
+            "mode: fused drafts behind rows whose bonus token it does not know yet, and this drafter's blocks begin with that token "
+            "(anchor_slot); with this one, serial, async and plain work"
+        )
     if model.config.alignment != "next" or model.config.block_size < 2:
         raise InvalidRequest(
             "mode: fused needs a drafter of alignment next with blocks of two or more, whose slots predict what follows the bonus "

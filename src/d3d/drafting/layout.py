@@ -39,33 +39,39 @@ def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]
     """Lay out a pass.
 
     cached[b]: clean tokens of sequence b in the cache; known[b]: all its tokens so far, the anchor last; blocks: int64
-    [batch, draft_length], drafted tokens so far, MASKED where open. The cache must end before the anchor, whose row a draft needs.
+    [batch, draft_length], drafted tokens so far, MASKED where open. The cache must end before the anchor, whose row a draft needs, be it
+    clean or the first slot.
     """
     draft_length = blocks.shape[1]
     num_slots = config.num_slots(draft_length) if draft_length else 0
-    missing = [ids[done:] for done, ids in zip(cached, known, strict=True)]
+    anchor_slot = config.anchor_slot and draft_length > 0
+    clean = [ids[:-1] for ids in known] if anchor_slot else known
+    missing = [ids[done:] for done, ids in zip(cached, clean, strict=True)]
     num_clean = [len(ids) for ids in missing]
     width = max(num_clean)
     lengths = torch.tensor(cached)[:, None]
-    anchors = torch.tensor([len(ids) - 1 for ids in known])[:, None]
+    last_seen = torch.tensor([len(ids) - 1 for ids in clean])[:, None]
     clean_ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in missing], dtype=torch.long).reshape(len(known), width)
     clean_positions = lengths + torch.arange(width)
-    slot_positions = anchors + 1 + torch.arange(num_slots)
+    slot_positions = last_seen + 1 + torch.arange(num_slots)
     rows = Rows.concatenate(
-        Rows.clean(clean_positions),  # padding stands behind the anchor, where no real row looks
-        Rows(slot_positions, anchors.expand(-1, num_slots), torch.zeros_like(slot_positions), torch.zeros_like(slot_positions)),
+        Rows.clean(clean_positions),  # padding stands behind the last clean token, where no real row looks
+        Rows(slot_positions, last_seen.expand(-1, num_slots), torch.zeros_like(slot_positions), torch.zeros_like(slot_positions)),
     )
     keys = cache_places(rows, lengths, max(cached) + width + num_slots)
     mask = dense(union(block_rules(config.block_attention)), rows, keys)
-    if config.alignment == "next":
+    slot_ids = blocks[:, :num_slots]
+    if anchor_slot:
+        slot_ids = torch.cat((torch.tensor([ids[-1:] for ids in known]), blocks[:, :-1]), dim=1)
+    if config.own_rows:
         own_rows = width + torch.arange(draft_length - 1) if draft_length else torch.empty(0, dtype=torch.long)
         last_clean = torch.tensor(num_clean)[:, None] - 1
         predicting = torch.cat((last_clean, own_rows.expand(len(known), -1)), dim=1)[:, :draft_length]
     else:
         predicting = (width + torch.arange(draft_length)).expand(len(known), -1)
     return DraftLayout(
-        token_ids=torch.cat((clean_ids, blocks[:, :num_slots]), dim=1),
-        positions=torch.cat((clean_positions.clamp(max=anchors.max().item()), slot_positions), dim=1),
+        token_ids=torch.cat((clean_ids, slot_ids), dim=1),
+        positions=torch.cat((clean_positions.clamp(max=last_seen.max().item()), slot_positions), dim=1),
         mask=mask,
         predicting=predicting,
         num_clean=num_clean,

@@ -47,10 +47,16 @@ def packed_layout(
     document = 1 + torch.arange(branches)
     block = torch.arange(branches)[:, None].repeat(1, num_slots)
     block[:, -1] += GUESS
+    bonus = torch.tensor([outcome.bonus_token for outcome in outcomes])
+    slot_ids = torch.full((branches, num_slots), MASKED)
     slot_positions = anchors[:, None] + 1 + torch.arange(num_slots)
+    if config.anchor_slot:
+        slot_ids[:, 0] = bonus
+        slot_positions -= 1
+    own = slice(0, 0) if config.anchor_slot else slice(None)  # branches whose anchor is a row of its own
     rows = Rows.concatenate(
         Rows.clean(cached + torch.arange(width)),
-        Rows(anchors, anchors, torch.full_like(anchors, CLEAN), document),
+        Rows(anchors, anchors, torch.full_like(anchors, CLEAN), document)[own],
         Rows(
             slot_positions.flatten(),
             anchors.repeat_interleave(num_slots),
@@ -58,14 +64,14 @@ def packed_layout(
             document.repeat_interleave(num_slots),
         ),
     )[None]
-    ids = [*trunk, *(outcome.bonus_token for outcome in outcomes), *[MASKED] * (branches * num_slots)]
+    ids = torch.cat((torch.tensor(trunk, dtype=torch.long), bonus[own], slot_ids.flatten()))
     keys = cache_places(rows, torch.tensor([[cached]]), cached + len(ids))
-    slots = width + branches + torch.arange(branches * num_slots).view(branches, num_slots)
-    own = width + torch.arange(branches)[:, None]
+    slots = len(ids) - slot_ids.numel() + torch.arange(slot_ids.numel()).view(branches, num_slots)
+    anchor_rows = width + torch.arange(branches)[:, None]
     return PackedLayout(
-        token_ids=torch.tensor([ids]),
+        token_ids=ids[None],
         rows=rows,
         mask=dense(union(packed_rules(config.block_attention)), rows, keys),
-        predicting=torch.cat((own, slots), dim=1) if config.alignment == "next" else slots,
+        predicting=torch.cat((anchor_rows, slots), dim=1) if config.own_rows else slots,
         num_slots=branches * num_slots,
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from d3d.core.errors import D3DError, InvalidCheckpoint
 from d3d.models.config import decoder_config
-from d3d.models.drafter import DrafterConfig, DrafterModel
+from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
 from d3d.models.loading import DRAFTER_TYPE, WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
@@ -148,10 +148,21 @@ def start_from(path: Path, model: DrafterModel, base: OpenModel) -> None:
             raise InvalidCheckpoint(f"{path} can't be started from: its {name} is {found}, the new drafter's is {wanted}")
     own = model.trainable()
     tensors = {name: tensor for name, tensor in read_tensors(path).items() if name.removesuffix(SCALE) in own}
-    shapes = {name: parameter.shape for name, parameter in own.items() if name in tensors}
+    shapes = {name: _stored_shape(name, parameter.shape, config.drafter.delta) for name, parameter in own.items() if name in tensors}
     stored = unpack(path / WEIGHTS_FILE, tensors, shapes)
     for name, tensor in stored.items():
-        own[name].data = tensor.to(own[name].device, own[name].dtype, copy=True)
+        mine = own[name].data
+        if config.drafter.delta is not None and tensor.shape != mine.shape:  # a lower rank: its rows of `down`, its columns of `up`
+            mine[tuple(slice(length) for length in tensor.shape)] = tensor.to(mine.device, mine.dtype)
+        else:
+            own[name].data = tensor.to(mine.device, mine.dtype, copy=True)
+
+
+def _stored_shape(name: str, shape: torch.Size, delta: DeltaConfig | None) -> torch.Size:
+    """The shape that a tensor of a new drafter has where its deltas have the rank `delta` says."""
+    if delta is None or not name.endswith((".down", ".up")) or ".layers." not in name:
+        return shape
+    return torch.Size((delta.rank, shape[1]) if name.endswith(".down") else (shape[0], delta.rank))
 
 
 def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -160,7 +171,8 @@ def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, An
         yield name, getattr(older, name), getattr(newer, name)
     yield "delta", older.delta is not None, newer.delta is not None
     if older.delta is not None and newer.delta is not None:
-        yield "delta.rank", older.delta.rank, newer.delta.rank
+        if older.delta.rank > newer.delta.rank:
+            yield "delta.rank", older.delta.rank, newer.delta.rank
         yield "delta.scope", older.delta.scope, newer.delta.scope
     if older.previous_token_width is not None and newer.previous_token_width is not None:
         yield "previous_token_width", older.previous_token_width, newer.previous_token_width

@@ -60,6 +60,12 @@ class DrafterConfig(BaseModel):
     """Which of the base model's layers it has, in order."""
     delta: DeltaConfig | None = None
     """None: full weights of its own."""
+    anchor_slot: bool = False
+    """Whether a block's first slot stands at the anchor's own place and holds its token, so that a draft needs no clean row: its pass is
+    slots only. Else the anchor is a clean row of the pass. Alignment `next` only."""
+    slot_layers: tuple[int, ...] | None = Field(None, min_length=1)
+    """Which of the kept layers slots go through, by their number in the base; None: all. Clean rows go through all of them, so this is
+    for drafters whose clean rows are the base model's."""
     previous_token_width: int | None = Field(None, ge=1)
     """Inner width of the previous-token head; None where a slot's logits do not depend on the tokens drafted before it."""
 
@@ -69,7 +75,22 @@ class DrafterConfig(BaseModel):
             raise ValueError(f"kept_layers must be ascending layer numbers and not empty, not {self.kept_layers}")
         if self.delta is not None and (stray := sorted(set(self.delta.layers or ()) - set(self.kept_layers))):
             raise ValueError(f"delta.layers names layer {stray[0]}, which is not kept")
+        if self.anchor_slot and self.alignment != "next":
+            raise ValueError("anchor_slot needs alignment next: a slot that holds its own token has nothing to predict but the next one")
+        if self.slot_layers is not None:
+            self._check_slot_layers(self.slot_layers)
         return self
+
+    def _check_slot_layers(self, layers: tuple[int, ...]) -> None:
+        if not self.clean_rows_are_base:
+            raise ValueError("slot_layers needs deltas of scope slots: with other weights clean rows are thinned too, by kept_layers")
+        if list(layers) != sorted(set(layers)):
+            raise ValueError(f"slot_layers must be ascending layer numbers, not {layers}")
+        if stray := sorted(set(layers) - set(self.kept_layers)):
+            raise ValueError(f"slot_layers names layer {stray[0]}, which is not kept")
+        assert self.delta is not None
+        if stray := sorted(set(self.delta.layers or ()) - set(layers)):
+            raise ValueError(f"delta.layers names layer {stray[0]}, which slots do not go through")
 
     @property
     def clean_rows_are_base(self) -> bool:
@@ -79,7 +100,20 @@ class DrafterConfig(BaseModel):
     @property
     def own_rows(self) -> int:
         """Rows of a block that are no slots: in alignment `next` the anchor's, which predicts the first drafted token."""
-        return 1 if self.alignment == "next" else 0
+        return 1 if self.alignment == "next" and not self.anchor_slot else 0
+
+    @property
+    def skipped(self) -> frozenset[int]:
+        """Layers that slots pass by, counted among the kept ones."""
+        going = set(self.kept_layers if self.slot_layers is None else self.slot_layers)
+        return frozenset(index for index, layer in enumerate(self.kept_layers) if layer not in going)
+
+    @property
+    def delta_layers(self) -> tuple[int, ...]:
+        """Layers that have deltas, by their number in the base."""
+        if self.delta is None:
+            return ()
+        return self.delta.layers or self.slot_layers or self.kept_layers
 
     @property
     def longest_slot_draft(self) -> int:
@@ -165,6 +199,7 @@ class DrafterModel(nn.Module):
             None if mask is None else mask.to(decoder.device),
             store,
             self.delta_rows(token_ids.shape[1], num_slots),
+            self.config.skipped,
         )
 
     def draft_logits(self, hidden: Tensor, target_vocab_size: int) -> Tensor:

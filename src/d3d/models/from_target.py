@@ -61,7 +61,7 @@ def linear_layers(model: DrafterModel) -> dict[str, Linear]:
 
 def add_deltas(model: DrafterModel, config: DeltaConfig, generator: torch.Generator) -> None:
     for layer, number in zip(model.transformer.layers, model.config.kept_layers, strict=True):
-        if config.layers is not None and number not in config.layers:
+        if number not in model.config.delta_layers:
             continue
         for name in config.matrices:
             module = getattr(layer, name)

@@ -37,6 +37,7 @@ class Linear(nn.Module):
 
     down: Tensor | None
     up: Tensor | None
+    merged: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -44,6 +45,7 @@ class Linear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.down = None
         self.up = None
+        self.merged = None
 
     def add_delta(self, down: Tensor, up: Tensor) -> None:
         """Attach a low-rank delta; it is a parameter of its own, the weight stays as it is."""
@@ -52,6 +54,8 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, delta_rows: int = 0) -> Tensor:
         """x [batch, rows, in_features] -> [batch, rows, out_features]; the delta acts on the last `delta_rows` rows."""
+        if self.merged is not None and delta_rows == x.shape[1]:
+            return linear(x, self.merged, self.bias)
         y = linear(x, self.weight, self.bias)
         if not delta_rows or (down := self.down) is None or (up := self.up) is None:
             return y
@@ -64,6 +68,15 @@ class Linear(nn.Module):
         return y
 
 
+def merge_deltas(model: nn.Module) -> None:
+    """Give every layer that has a delta the sum of weight and delta, for passes in which the delta acts on all rows: they cost what the
+    weight alone costs. For inference: a delta that changes later does not change the sum."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.down is not None and module.up is not None:
+            merged = module.weight.float() + module.up.detach().float() @ module.down.detach().float()
+            module.merged = nn.Parameter(merged.to(module.weight.dtype), requires_grad=False)
+
+
 def pack_weights(*models: nn.Module) -> None:
     """Put every linear layer's weight into the blocks that oneDNN's kernels read, in place: half the time of reading it row by row
     (docs/log.md). Layers that share a weight go on sharing it; an embedding that is a head as well stays as it is, beside the blocks.
@@ -74,7 +87,7 @@ def pack_weights(*models: nn.Module) -> None:
     for model in models:
         for module in model.modules():
             if isinstance(module, Linear):
-                for name in ("weight", "down", "up"):
+                for name in ("weight", "down", "up", "merged"):
                     if _can_be_packed(getattr(module, name)):
                         users.setdefault(id(getattr(module, name)), []).append((module, name))
     for places in users.values():

@@ -105,6 +105,8 @@ def _what_it_is(made: Made) -> str:
         "target": f"{made.target}" + (f", weights fingerprint `{made.fingerprint}`" if made.target == made.base else ""),
         "base": f"{made.base}, weights fingerprint `{made.fingerprint}`",
         "layers of the base": f"{len(config.kept_layers)} ({_ranges(config.kept_layers)})",
+        "layers of slots": f"{len(config.slot_layers)} ({_ranges(config.slot_layers)})" if config.slot_layers else "all",
+        "a block begins with": "the anchor, as a slot" if config.anchor_slot else "the place behind the anchor",
         "weights": "full weights of its own" if config.delta is None else _deltas(config.delta),
         "block": f"{config.block_size} tokens, {config.block_attention} attention, alignment `{config.alignment}`",
         "masked place": "a learned vector" if config.mask_token_id is None else f"token id {config.mask_token_id}",

@@ -6,6 +6,8 @@ know what a request, a block or a drafter is; the last `delta_rows` rows of a pa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -166,28 +168,66 @@ class Transformer(nn.Module):
         """token_ids [batch, rows] -> [batch, rows, hidden_size]."""
         return F.embedding(token_ids, self.embedding)
 
-    def hidden(self, x: Tensor, positions: Tensor, mask: Tensor | None, store: KeyValueStore, delta_rows: int = 0) -> Tensor:
+    def hidden(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        store: KeyValueStore,
+        delta_rows: int = 0,
+        skipped: frozenset[int] = frozenset(),
+    ) -> Tensor:
         """Run all layers.
 
         x: embeddings [batch, rows, hidden_size]; positions: int64 [batch or 1, rows]; mask: bool [batch or 1, rows, keys] over the
         store's keys, this pass's rows last, or None where every row sees every key; delta_rows: how many of the last rows are slots,
-        where the deltas act. Returns the final norm's output [batch, rows, hidden_size].
+        where the deltas act; skipped: indices of layers that slots pass by, unchanged and unseen there. Returns the final norm's output
+        [batch, rows, hidden_size].
         """
+        first = x.shape[1] - delta_rows
+        whole = self._told(x, positions, mask, delta_rows)
+        clean = whole
+        if skipped and first:
+            clean = self._told(x[:, :first], positions[:, :first], None if mask is None else _without_last(mask, delta_rows), 0)
+        for index, layer in enumerate(self.layers):
+            if index not in skipped:
+                x = self._through(layer, x, whole, store, index)
+            elif first:
+                x = torch.cat((self._through(layer, x[:, :first], clean, store, index), x[:, first:]), dim=1)
+        out: Tensor = self.norm(x)
+        return out
+
+    def _told(self, x: Tensor, positions: Tensor, mask: Tensor | None, delta_rows: int) -> _Pass:
+        """What every layer is told of a pass over the rows of x."""
         rotary = Rotary(self._cos[positions].to(x.dtype), self._sin[positions].to(x.dtype))
         if mask is not None and x.device.type == "cpu" and not torch.is_grad_enabled() and are_few(x.shape[0], x.shape[1]):
             mask = grouped_bias(mask, self.config.num_heads // self.config.num_kv_heads, x.dtype)
-        again = self.checkpointing and torch.is_grad_enabled()
-        for index, layer in enumerate(self.layers):
-            if again:
-                x = checkpoint(layer, x, rotary, mask, store, index, delta_rows, use_reentrant=False)
-            else:
-                x = layer(x, rotary, mask, store, index, delta_rows)
-        out: Tensor = self.norm(x)
+        return _Pass(rotary, mask, delta_rows)
+
+    def _through(self, layer: nn.Module, x: Tensor, told: _Pass, store: KeyValueStore, index: int) -> Tensor:
+        arguments = (x, told.rotary, told.mask, store, index, told.delta_rows)
+        if self.checkpointing and torch.is_grad_enabled():
+            out: Tensor = checkpoint(layer, *arguments, use_reentrant=False)
+        else:
+            out = layer(*arguments)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., hidden_size] -> [..., vocab_size], in the model's dtype."""
         return self.head.forward(hidden)
+
+
+class _Pass(NamedTuple):
+    """What all layers of a pass are told alike."""
+
+    rotary: Rotary
+    mask: Tensor | None
+    delta_rows: int
+
+
+def _without_last(mask: Tensor, rows: int) -> Tensor:
+    """A pass's mask, bool [batch or 1, rows, keys], without its last rows, as queries and as keys."""
+    return mask[:, : mask.shape[1] - rows, : mask.shape[2] - rows]
 
 
 def _refuse_left_over(config: DecoderConfig, rest: dict[str, Tensor], kept: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from d3d.masks.dense import dense
 from d3d.masks.rules import Rows, block_rules, union
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.kv_cache import KVCache, PassThrough
 from d3d.training.block_attention import BlockAttention
 
@@ -24,22 +24,27 @@ class BlockBatch:
 
     rows: Rows
     """Fields int64 [num_blocks * num_slots]."""
+    token_ids: Tensor
+    """int64 [num_blocks * num_slots]: negative where a slot is masked."""
     targets: Tensor
     """int64 [num_blocks, num_slots]: index in the text of the token that each slot predicts; may lie past its end."""
 
 
-def hang_blocks(anchors: Tensor, num_slots: int, alignment: str) -> BlockBatch:
-    """anchors: int64 [num_blocks], positions of the anchors in the text."""
-    offsets = torch.arange(1, num_slots + 1, device=anchors.device)
-    positions = anchors[:, None] + offsets
+def hang_blocks(text: Tensor, anchors: Tensor, num_slots: int, config: DrafterConfig) -> BlockBatch:
+    """text: int64 [length], token ids; anchors: int64 [num_blocks], their positions in it."""
+    last_seen = anchors - 1 if config.anchor_slot else anchors
+    positions = last_seen[:, None] + torch.arange(1, num_slots + 1, device=anchors.device)
     blocks = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(positions)
+    token_ids = torch.full_like(positions, -1)
+    if config.anchor_slot:
+        token_ids[:, 0] = text[anchors]
     rows = Rows(
         positions.flatten(),
-        anchors[:, None].expand_as(positions).flatten(),
+        last_seen[:, None].expand_as(positions).flatten(),
         blocks.flatten(),
         torch.zeros_like(positions).flatten(),
     )
-    return BlockBatch(rows, positions + 1 if alignment == "next" else positions)
+    return BlockBatch(rows, token_ids.flatten(), positions + 1 if config.alignment == "next" else positions)
 
 
 @torch.no_grad()
@@ -63,8 +68,7 @@ def slot_pass(model: DrafterModel, cache: KVCache, batch: BlockBatch) -> Tensor:
     block = rows[:num_slots]  # every block looks alike from inside
     store = BlockAttention(cache, num_blocks, dense(rule, rows, clean), dense(rule, block, block))
     count = len(rows.position)
-    masked = torch.full((1, count), -1, device=rows.position.device)
-    return model.hidden(masked, rows.position[None], None, store, count)[0]
+    return model.hidden(batch.token_ids[None], rows.position[None], None, store, count)[0]
 
 
 def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tuple[Tensor, Tensor]:
@@ -72,6 +76,6 @@ def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tup
     length, count = len(token_ids), len(batch.rows.position)
     rows = Rows.concatenate(Rows.clean(torch.arange(length, device=token_ids.device)), batch.rows)
     mask = dense(union(block_rules(model.config.block_attention)), rows, rows)[None]
-    ids = torch.cat((token_ids, torch.full((count,), -1, device=token_ids.device)))
+    ids = torch.cat((token_ids, batch.token_ids))
     hidden = model.hidden(ids[None], rows.position[None], mask, PassThrough(), count)[0]
     return hidden[:length], hidden[length:]

@@ -112,10 +112,13 @@ class DrafterSpec(BaseModel):
     """None keeps all."""
     delta: DeltaConfig | None = DeltaConfig(rank=64)
     """None trains full weights."""
+    anchor_slot: bool = False
+    slot_layers: tuple[int, ...] | None = None
+    """Layers that slots go through; None: all that are kept."""
     previous_token_width: int | None = None
     start: str | None = None
-    """A drafter of the same base and rank to go on from (directory, preset or hub id); what it lacks, such as a previous-token head,
-    begins as new."""
+    """A drafter of the same base to go on from (directory, preset or hub id), of this rank or a lower one; what it lacks, such as a
+    previous-token head, begins as new."""
 
     def resolve(self, num_layers: int) -> DrafterConfig:
         """Raises InvalidRequest for layers in another order, or none."""

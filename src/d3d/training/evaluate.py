@@ -71,9 +71,9 @@ def _block_logits(model: DrafterModel, token_ids: Tensor, hidden: Tensor, cache:
     The one place where evaluation looks at how tokens are chosen: `DrafterModel.choose_in_turn`, then the best of each row.
     """
     config = model.config
-    rows = [hidden[anchors][:, None]] if config.alignment == "next" else []
+    rows = [hidden[anchors][:, None]] if config.own_rows else []
     if num_slots := config.num_slots(length):
-        slots = slot_pass(model, cache, hang_blocks(anchors, num_slots, config.alignment))
+        slots = slot_pass(model, cache, hang_blocks(token_ids, anchors, num_slots, config))
         rows.append(slots.view(len(anchors), num_slots, -1))
     states = torch.cat(rows, dim=1)
     logits = model.draft_logits(states, model.transformer.config.vocab_size)
@@ -90,7 +90,7 @@ def fused_blocks(model: DrafterModel, token_ids: Tensor, first: int, draft_lengt
     blocks: list[list[int]] = [[]]
     places = torch.arange(first, len(token_ids) - 2, device=token_ids.device)
     for chunk in places.split(max(1, SLOTS_A_PASS // draft_length)) if len(places) else ():
-        slots = slot_pass(model, cache, hang_blocks(chunk, draft_length, model.config.alignment)).view(len(chunk), draft_length, -1)
+        slots = slot_pass(model, cache, hang_blocks(token_ids, chunk, draft_length, model.config)).view(len(chunk), draft_length, -1)
         logits = model.draft_logits(slots, model.transformer.config.vocab_size)
         last = torch.stack([token_ids[(chunk + 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
         model.choose_in_turn(slots, logits, torch.full(logits.shape[:2], -1, device=logits.device), last, own_rows=0)

@@ -67,7 +67,7 @@ def answer_loss(model: DrafterModel, answer: Answer, anchors: list[int], stage: 
     """anchors: positions within the answer."""
     token_ids, first = answer.token_ids, answer.first
     num_slots = model.config.num_slots(stage.block_size)
-    batch = hang_blocks(torch.tensor(anchors, device=token_ids.device), num_slots, model.config.alignment)
+    batch = hang_blocks(token_ids, torch.tensor(anchors, device=token_ids.device), num_slots, model.config)
     if model.config.clean_rows_are_base:
         clean, cache = clean_pass(model, token_ids)
         return _slots_loss(model, answer, batch, slot_pass(model, cache, batch), clean, stage, config)

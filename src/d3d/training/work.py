@@ -54,12 +54,14 @@ def answer_flops(model: DrafterModel, shape: AnswerShape, *, computed_twice: boo
     """Operations of forward and backward of one answer: 2 for each weight and row, as much again for the gradients of inputs, and
     again for those of weights, where they are trained; attention counts all scores, masked ones too."""
     c, drafter = model.transformer.config, model.config
-    weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
+    weights: float = sum(layer.weight.numel() for layer in linear_layers(model).values())
     deltas = sum(part.numel() for layer in linear_layers(model).values() for part in (layer.down, layer.up) if part is not None)
-    scores_a_key = 4 * len(model.transformer.layers) * c.num_heads * c.head_dim
+    scores_a_key: float = 4 * len(model.transformer.layers) * c.num_heads * c.head_dim
     head = 2 * c.vocab_size * c.hidden_size
     if drafter.clean_rows_are_base:
         clean = shape.length * (2 * weights + scores_a_key * shape.length)
+        going = 1 - len(drafter.skipped) / len(model.transformer.layers)  # of all layers, those of the slots
+        weights, scores_a_key = weights * going, scores_a_key * going
         rows, keys = shape.slots, shape.length + shape.num_slots
         head_rows, passes = shape.slots, 2
     else:
@@ -80,7 +82,7 @@ def kept_bytes(model: DrafterModel, length: int, anchors: int, num_slots: int, *
     inside are kept. Fused attention on a GPU keeps less.
     """
     token_ids = torch.zeros(length, dtype=torch.int64, device="meta")
-    batch = hang_blocks(torch.zeros(anchors, dtype=torch.int64, device="meta"), num_slots, model.config.alignment)
+    batch = hang_blocks(token_ids, torch.zeros(anchors, dtype=torch.int64, device="meta"), num_slots, model.config)
     kept = _Kept({parameter.untyped_storage()._cdata for parameter in model.parameters()})
     cache_bytes, clean = 0, None
     if model.config.clean_rows_are_base:
