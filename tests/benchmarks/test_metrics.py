@@ -50,6 +50,17 @@ def test_acceptance_micro_and_macro() -> None:
     assert speed(SERIAL).completion_tokens == 2 + 3 + 3
 
 
+def test_hit_rate_leaves_out_the_first_draft_of_an_answer() -> None:
+    states = ["unprepared", "hit", "late", "miss", "hit", "unprepared", None]
+    rounds = [Round(2, 0, 1, 0.0, 0.1, state) for state in states]
+    found = drafting([row("async", "a", [(0.1, 1), (0.2, 7)], rounds), row("async", "b", [(0.1, 1), (0.2, 1)], rounds[:1])])
+    assert found is not None
+    assert found.hit_rate == pytest.approx(2 / 5)
+    serial = drafting(SERIAL)
+    assert serial is not None
+    assert serial.hit_rate is None
+
+
 def test_macro_differs_from_micro_where_answers_do() -> None:
     long = row("serial", "a", [(0.1, 1), (0.2, 1), (0.3, 1), (0.4, 1)], [Round(2, 0, 1, 0.1, 0.1)] * 3)
     short = row("serial", "b", [(0.1, 1), (0.2, 3)], [Round(2, 2, 3, 0.1, 0.1)])

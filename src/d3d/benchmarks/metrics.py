@@ -71,6 +71,8 @@ class Drafting:
     t_draft_s: float | None
     t_verify_s: float | None
     """Mean of a round."""
+    hit_rate: float | None = None
+    """Async mode: rounds whose successor was ready / rounds that wanted one, which is all that wanted a draft but an answer's first."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def drafting(rows: Iterable[Row]) -> Drafting | None:
     seconds = sum(row.timing.total_s - row.timing.ttft_s for row in with_rounds)
     has_times = t_verify > 0 and seconds > 0
     count = len(rounds)
+    wanted = [readiness for row in with_rounds for readiness in _wanted_successors(row)]
     return Drafting(
         rounds=count,
         acceptance_length=sum(one.num_committed for one in rounds) / count if count else 0.0,
@@ -161,11 +164,17 @@ def drafting(rows: Iterable[Row]) -> Drafting | None:
         t_verify_share=t_verify / seconds if has_times else None,
         t_draft_s=t_draft / count if has_times else None,
         t_verify_s=t_verify / count if has_times else None,
+        hit_rate=wanted.count("hit") / len(wanted) if wanted else None,
     )
 
 
 def _rounds(row: Row) -> list[Round]:
     return [] if row.acceptance is None else row.acceptance.each_round
+
+
+def _wanted_successors(row: Row) -> list[str]:
+    """Readiness of the successors that an answer's rounds wanted; its first draft is no successor."""
+    return [one.readiness for one in _rounds(row) if one.readiness is not None][1:]
 
 
 def sameness(rows: Iterable[Row]) -> Sameness | None:

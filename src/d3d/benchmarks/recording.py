@@ -9,6 +9,7 @@ from d3d.benchmarks.identity import ends_in_a_loop
 from d3d.benchmarks.prompt_sets import Prompt
 from d3d.benchmarks.rows import Acceptance, Identity, Round, Row, Timing
 from d3d.benchmarks.scorers import score
+from d3d.core.types import RoundStats
 
 DIGITS = 6
 """Of seconds in the file: microseconds."""
@@ -74,5 +75,10 @@ def acceptance(answer: Answer) -> Acceptance | None:
         rounds=len(rounds),
         acceptance_length=round(sum(stats.num_committed for stats in rounds) / len(rounds), DIGITS) if rounds else 0.0,
         acceptance_rate=round(sum(stats.num_accepted for stats in rounds) / drafted, DIGITS) if drafted else 0.0,
-        each_round=[Round(*stats[:3], round(stats.t_draft, DIGITS), round(stats.t_verify, DIGITS)) for stats in rounds],
+        each_round=[_round(stats) for stats in rounds],
     )
+
+
+def _round(stats: RoundStats) -> Round:
+    readiness = None if stats.preparation is None else stats.preparation.readiness
+    return Round(*stats[:3], round(stats.t_draft, DIGITS), round(stats.t_verify, DIGITS), readiness)

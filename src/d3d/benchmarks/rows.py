@@ -23,6 +23,8 @@ class Round(NamedTuple):
     num_committed: int
     t_draft: float
     t_verify: float
+    readiness: str | None = None
+    """Async mode: hit, late, miss or unprepared, as `d3d.core.types.Readiness` has it; None elsewhere."""
 
 
 class Timing(BaseModel):

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from d3d.cli.bench_identity import identity
+from d3d.cli.bench_parts import RESULTS, DirectoryOption, directory_of, measure
 from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, ThinkingOption
 
 bench = typer.Typer(help="Measure methods over sets of prompts, report it, compare runs.", no_args_is_help=True, add_completion=False)
 
-RESULTS = Path("results")
-DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that holds the runs.")]
+bench.command("identity")(identity)
 
 
 @bench.command("run")
@@ -68,14 +69,14 @@ def run(
 
     import d3d
     from d3d.benchmarks.answers import Sampling
-    from d3d.benchmarks.harness import Benchmark, Plan
-    from d3d.benchmarks.methods import MethodOptions, check_names, make_methods
+    from d3d.benchmarks.harness import Plan
+    from d3d.benchmarks.methods import MethodOptions, check_names
     from d3d.benchmarks.prompt_sets import read_set
-    from d3d.cli.console import meter, note
+    from d3d.cli.console import note
     from d3d.cli.options import sampling_options, thinking_warning
 
     sampling_options({"temperature": temperature})
-    directory = _directory(results, name)
+    directory = directory_of(results, name)
     wanted = methods or ["serial", "lookup"]
     check_names(wanted, temperature)
     limit = prompts or None
@@ -94,14 +95,7 @@ def run(
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
     options = MethodOptions(draft_model, server_url, server_model, os.environ.get("D3D_SERVER_KEY"), gguf, device, dtype)
-    made = make_methods(wanted, model, options, plan.sampling)
-    try:
-        benchmark = Benchmark(plan, model, made)
-        with meter(benchmark.total) as progress:
-            rows = benchmark.run(progress.show)
-    finally:
-        for method in made:
-            method.close()
+    rows = measure(plan, model, wanted, options)
     typer.echo(f"{directory}: {len(rows)} answers; d3d bench report {directory}")
 
 
@@ -151,11 +145,3 @@ def compare(
         output.mkdir(parents=True, exist_ok=True)
         for file in write_report(output, f"{one.name} and {other.name}", sections):
             typer.echo(file)
-
-
-def _directory(results: Path, name: str) -> Path:
-    from d3d.core.errors import InvalidRequest
-
-    if not name or name in (".", "..") or Path(name).name != name:
-        raise InvalidRequest(f"name: {name!r} can't be the name of a directory in {results}; take a plain word (--results names the place)")
-    return results / name
