@@ -28,7 +28,7 @@ BENCH_SETS = $(addprefix --set ,gsm8k math500 aime25 humaneval mbpp livecodebenc
 BENCH_METHODS = $(addprefix --method ,serial lookup draft_model transformers transformers_lookup llama_cpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo bench test check lint types architecture format clean
+.PHONY: help install install-dev demo bench test soak check lint types architecture format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -45,6 +45,9 @@ bench: .venv/.installed-bench ## every method over the sets in DATA, and the rep
 
 test: .venv/.installed-dev ## the test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: .venv/.installed-dev ## async mode, 20,000 rounds with faults injected: every answer must be the target's own
+	$(BIN)/python tests/soak.py $(ARGS)
 
 check: lint types architecture test ## everything that CI runs
 
