@@ -96,6 +96,17 @@ def test_the_whole_chain(tiny_target: Path, corpora: tuple[Path, Path], tmp_path
     assert fused.keys() == record.keys() - {"bonus_recall"}
     assert fused["draft_length"] == record["draft_length"] - 1
     assert 1 <= fused["acceptance_length"] < record["acceptance_length"], "in serial mode the anchor's own row always drafts a right token"
+    replayed = d3d(
+        "evaluate", output / "best", corpora[1], "--target", tiny_target, "--dtype", "float32", "--device", "cpu", "--mode", "async"
+    )
+    prepared = replayed.record
+    assert prepared.keys() == fused.keys() | {"guess_from", "rounds_wanting", "hit_rate", "hit_rate_at"}
+    assert (prepared["draft_length"], prepared["guess_from"]) == (4, "block")
+    assert prepared["acceptance_length"] == record["acceptance_length"]
+    assert sum(prepared["rounds_wanting"]) == prepared["rounds"] - prepared["answers"]
+    assert list(prepared["hit_rate"]) == list(prepared["hit_rate_at"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert prepared["by_temperature"]["0"]["hit_rate"] == prepared["hit_rate"]
+    assert "Hit rate" in replayed.err
     answers = {}
     for mode, drafter in (("plain", ()), ("serial", ("--drafter", output / "best"))):
         given = ("--prompt", "hello", "--target", tiny_target, "--dtype", "float32", "--max-tokens", 24, "--mode", mode, "--json")
@@ -395,7 +406,10 @@ def test_refusals_of_evaluate(tiny_target: Path, tiny_drafter: Path, corpora: tu
     assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--draft-length", 7).is_refusal("draft length: 7", "can draft, 6")
     assert d3d("evaluate", tmp_path / "none", corpora[0], *given).is_refusal("no drafter")
     assert d3d("evaluate", tiny_target, corpora[0], *given).is_refusal("not a d3d drafter but a plain llama model")
-    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--mode", "async").is_refusal("mode: 'async'", "serial, fused")
+    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--mode", "plain").is_refusal("mode: 'plain'", "serial, fused, async")
+    assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--guess-from", "block").is_refusal("--guess-from", "mode async")
+    guessing = ("--mode", "async", "--guess-from", "tea leaves")
+    assert d3d("evaluate", tiny_drafter, corpora[0], *given, *guessing).is_refusal("tea leaves", "block, clean_rows")
     base = open_tiny(tiny_target)
     save_drafter(tmp_path / "pruned", random_drafter(base, kept_layers=(0,)), base)
     assert d3d("evaluate", tmp_path / "pruned", corpora[0], *given, "--mode", "fused").is_refusal("the target itself")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from d3d.core.types import Outcome
-from d3d.drafting.outcomes import Place, likely_outcomes
+from d3d.drafting.outcomes import Place, likely_outcomes, within_budget
 
 PLACES = [Place((1, 2, 3), (0.7, 0.2, 0.1)), Place((4, 5, 6), (0.5, 0.4, 0.1)), Place((7, 8), (0.6, 0.4))]
 
@@ -40,6 +40,15 @@ def test_an_unlikely_whole_draft_is_prepared_for_all_the_same() -> None:
     places = [Place((1, 2, 3), (0.02, 0.5, 0.48)), Place((4,), (1.0,))]
     assert likely_outcomes([1], places, 2) == [Outcome(0, 2), Outcome(1, 4)]
     assert likely_outcomes([1], places, 1) == [Outcome(0, 2)]
+
+
+@pytest.mark.parametrize("larger", range(1, 8))
+def test_a_list_cut_to_a_smaller_budget_is_the_list_of_that_budget(larger: int) -> None:
+    unlikely = [Place((1, 2, 3), (0.02, 0.5, 0.48)), Place((4, 5, 6), (0.3, 0.4, 0.3)), Place((7, 8), (0.6, 0.4))]
+    for places in (PLACES, unlikely):
+        for budget in range(1, larger + 1):
+            listed = within_budget(likely_outcomes([1, 4], places, larger), budget, 2)
+            assert listed == likely_outcomes([1, 4], places, budget)
 
 
 def test_a_drafted_token_that_no_guess_names_ends_what_can_be_expected() -> None:

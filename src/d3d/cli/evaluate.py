@@ -5,25 +5,31 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from d3d.cli.options import DeviceOption, DTypeOption
 
 if TYPE_CHECKING:
+    from d3d.drafting.packed_pass import GuessFrom
     from d3d.models.drafter import DrafterModel
     from d3d.models.transformer import Transformer
-    from d3d.training.acceptance import Acceptance
+
+MODES = ("serial", "fused", "async")
 
 
 def evaluate(
     drafter: Annotated[str, typer.Argument(help="Drafter: directory, hub id or preset.")],
     corpus: Annotated[Path, typer.Argument(help="Recorded answers, made by `d3d data` of prompts that were not trained on.")],
     target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
-    mode: Annotated[str, typer.Option(help="serial or fused: how rounds are replayed.")] = "serial",
+    mode: Annotated[str, typer.Option(help="serial, fused or async: how rounds are replayed; async tells the hit rate.")] = "serial",
     draft_length: Annotated[
-        int | None, typer.Option(help="Tokens to draft a round; by default the block size, in fused mode one fewer.", min=1)
+        int | None,
+        typer.Option(help="Tokens to draft a round; by default the block size, in fused mode one fewer, in async mode 5.", min=1),
+    ] = None,
+    guess_from: Annotated[
+        str | None, typer.Option(help="Async mode, where bonus tokens are guessed from: block (default) or clean_rows.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Most answers to replay.", min=1)] = None,
     device: DeviceOption = "auto",
@@ -31,7 +37,10 @@ def evaluate(
 ) -> None:
     """Replay rounds against recorded answers, greedy or sampled; prints one JSON object."""
     from d3d.cli.console import meter, note
+    from d3d.cli.evaluation_record import acceptance_record, add_hits, hit_table
+    from d3d.cli.tables import print_table
     from d3d.core.errors import InvalidRequest
+    from d3d.drafting.packed_pass import PackedDrafter
     from d3d.models.checkpoint import load_drafter, read_config
     from d3d.models.fingerprint import tokenizer_fingerprint
     from d3d.models.linear import pack_weights
@@ -39,19 +48,18 @@ def evaluate(
     from d3d.models.open_model import open_model
     from d3d.training.corpus import corpus_files, corpus_identity, read_corpus
     from d3d.training.evaluate import by_source, replay, replay_fused
+    from d3d.training.outcome_replay import replay_outcomes
 
     directory = resolve_drafter(drafter)
     read_config(directory)
+    guess = _guess_from(mode, guess_from)
     base = open_model(target, device=device, dtype=dtype)
     model = load_drafter(directory, base)
     pack_weights(base.transformer, model)
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(f"{corpus}: no answer of two tokens or more, so nothing can be measured")
-    longest = _longest_draft(mode, model, base.transformer)
-    length = longest if draft_length is None else draft_length
-    if length > longest:
-        raise InvalidRequest(f"draft length: {length} is above the most that the drafter can draft, {longest}")
+    length = _draft_length(mode, model, base.transformer, draft_length)
     if corpus_identity(corpus_files(corpus)[0]).get("target_fingerprint") not in (None, base.fingerprint):
         note(f"warning: {corpus} was written by another model than {target}; acceptance on its own answers may differ", "yellow")
     with meter(len(samples)) as progress:
@@ -60,54 +68,52 @@ def evaluate(
         def show() -> None:
             progress.show(next(done), "answers")
 
-        if mode == "fused":
-            groups = {key: replay_fused(model, group, length, show) for key, group in by_source(samples).items()}
-        else:
-            groups = {key: replay(model, group, length, show, recall=True) for key, group in by_source(samples).items()}
-    record = {"mode": mode, **_record(groups, length, len(samples))}
-    if mode == "fused":  # no outcome is guessed there
+        groups, hits = {}, {}
+        for key, group in by_source(samples).items():
+            if mode == "async":
+                preparer = PackedDrafter(model, base.config.vocab_size, guess)
+                groups[key], hits[key] = replay_outcomes(preparer, group, length, show)
+            elif mode == "fused":
+                groups[key] = replay_fused(model, group, length, show)
+            else:
+                groups[key] = replay(model, group, length, show, recall=True)
+    record = {"mode": mode, **acceptance_record(groups, length, len(samples))}
+    if mode != "serial":  # no outcome is guessed in fused mode; in async mode the hit rate says it
         del record["bonus_recall"]
+    if mode == "async":
+        record["guess_from"] = guess
+        add_hits(record, hits)
+        print_table(hit_table(record), error=True)
     typer.echo(json.dumps(record))
 
 
-def _longest_draft(mode: str, model: DrafterModel, base: Transformer) -> int:
-    """Raises InvalidRequest for a mode that does not exist, or not with this drafter."""
+def _guess_from(mode: str, guess_from: str | None) -> GuessFrom:
+    """Raises InvalidRequest for what does not exist, or not in this mode."""
     from d3d.core.errors import InvalidRequest
+    from d3d.drafting.packed_pass import GUESS_FROM
+
+    if mode not in MODES:
+        raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
+    if guess_from is not None and mode != "async":
+        raise InvalidRequest(f"--guess-from is for mode async; no outcome is guessed in mode {mode}; leave it out")
+    known = next((name for name in GUESS_FROM if name == (guess_from or GUESS_FROM[0])), None)
+    if known is None:
+        raise InvalidRequest(f"--guess-from {guess_from!r} is not one of {', '.join(GUESS_FROM)}")
+    return known
+
+
+def _draft_length(mode: str, model: DrafterModel, base: Transformer, wanted: int | None) -> int:
+    """Raises InvalidRequest for a draft length or a mode that is not to be had with this drafter."""
+    from d3d.core.errors import InvalidRequest
+    from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH
     from d3d.drafting.fused import check_fused
 
-    if mode not in ("serial", "fused"):
-        raise InvalidRequest(f"mode: {mode!r} is not one of serial, fused")
-    if mode == "serial":
-        return model.config.block_size
-    check_fused(model, base)
-    return model.config.longest_slot_draft
-
-
-def _record(groups: dict[tuple[str, float], Acceptance], draft_length: int, answers: int) -> dict[str, Any]:
-    """`groups`: rounds by source and temperature."""
-    from d3d.training.acceptance import total
-
-    whole = total(draft_length, groups.values())
-    sources = {name: [group for (source, _), group in groups.items() if source == name] for name, _ in sorted(groups)}
-    by_temperature = {f"{key:g}": [group for (_, at), group in groups.items() if at == key] for key in sorted({at for _, at in groups})}
-    return {
-        "answers": answers,
-        "draft_length": draft_length,
-        "rounds": whole.rounds,
-        "acceptance_length": whole.acceptance_length,
-        "acceptance_length_macro": whole.acceptance_length_macro,
-        "acceptance_at": whole.acceptance_at,
-        "num_accepted_histogram": whole.histogram,
-        "bonus_recall": {str(top): recall for top, recall in whole.bonus_recall.items()},
-        "by_source": {name: _short(total(draft_length, parts)) for name, parts in sources.items()},
-        "by_temperature": {name: _short(total(draft_length, parts)) for name, parts in by_temperature.items()},
-    }
-
-
-def _short(acceptance: Acceptance) -> dict[str, Any]:
-    return {
-        "answers": acceptance.answers,
-        "rounds": acceptance.rounds,
-        "acceptance_length": acceptance.acceptance_length,
-        "acceptance_length_macro": acceptance.acceptance_length_macro,
-    }
+    longest = model.config.block_size
+    if mode == "fused":
+        check_fused(model, base)
+        longest = model.config.longest_slot_draft
+    if wanted is None:
+        return min(longest, DEFAULT_DRAFT_LENGTH) if mode == "async" else longest
+    if wanted > longest:
+        raise InvalidRequest(f"draft length: {wanted} is above the most that the drafter can draft, {longest}")
+    return wanted

@@ -12,11 +12,11 @@ WIDTH = 240
 """Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is cut."""
 
 
-def print_table(table: Table) -> None:
-    """To standard output."""
+def print_table(table: Table, *, error: bool = False) -> None:
+    """To standard output, or to standard error."""
     printed = RichTable(title=Text(table.title))
     for place, heading in enumerate(table.headings):
         printed.add_column(Text(heading), justify="left" if place < 2 else "right", no_wrap=True)
     for row in table.rows:
         printed.add_row(*(Text(shown(cell)) for cell in row))
-    Console(width=max(Console().width, WIDTH)).print(printed, crop=False)
+    Console(stderr=error, width=max(Console().width, WIDTH)).print(printed, crop=False)

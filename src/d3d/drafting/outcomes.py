@@ -41,8 +41,16 @@ def likely_outcomes(draft: Sequence[int], places: Sequence[Place], budget: int) 
         if rejected is not None:
             reached *= places[num_accepted].chance(rejected)
     found.sort(key=lambda pair: -pair[0])
-    best = [outcome for _, outcome in found[:budget]]
-    whole = next((outcome for _, outcome in found if outcome.num_accepted == len(draft)), None)
-    if whole is not None and budget > 1 and all(outcome.num_accepted < len(draft) for outcome in best):
-        best = [*best[: budget - 1], whole]
+    return within_budget([outcome for _, outcome in found], budget, len(draft))
+
+
+def within_budget(outcomes: Sequence[Outcome], budget: int, draft_length: int) -> list[Outcome]:
+    """The first `budget` outcomes; from two on, the best that accepts the whole draft is the last of them where it would be left out.
+
+    What was cut to a larger budget before can be cut to a smaller one: the same comes out.
+    """
+    best = list(outcomes[:budget])
+    if budget > 1 and all(outcome.num_accepted < draft_length for outcome in best):
+        whole = next((outcome for outcome in outcomes if outcome.num_accepted == draft_length), None)
+        return best if whole is None else [*best[: budget - 1], whole]
     return best

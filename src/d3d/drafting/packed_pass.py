@@ -25,6 +25,9 @@ GuessFrom = Literal["block", "clean_rows"]
 """Where guesses of a bonus token come from: what the draft's own pass made of each place, which costs nothing; or the clean rows of the
 draft, which know the tokens before them, in a short pass of their own."""
 
+GUESS_FROM: tuple[GuessFrom, ...] = ("block", "clean_rows")
+"""The default first."""
+
 
 @dataclass(frozen=True)
 class PackedDrafter:
