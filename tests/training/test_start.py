@@ -75,7 +75,7 @@ def test_a_higher_rank_and_fewer_layers_for_slots_begin_as_the_older_drafter_the
     for name, module in layers:
         old = theirs[name]
         assert isinstance(old, Linear)
-        assert module.up is not None and module.down is not None and old.up is not None and old.down is not None
+        assert None not in (module.up, module.down, old.up, old.down)
         assert module.up.shape[1] == 6
         torch.testing.assert_close(module.up @ module.down, old.up @ old.down)
         assert module.down[4:].all(), "what is added can learn"
