@@ -132,6 +132,8 @@ class PreviousTokenHead(nn.Module):
     All slots of a block are computed at once, so none of them knows what those before it came to; this much it can be told.
     """
 
+    matrices = ("of_state", "of_tokens", "up")
+
     def __init__(self, hidden_size: int, width: int, generator: torch.Generator) -> None:
         """Says nothing before it is trained: `up` is zero."""
         super().__init__()
@@ -141,14 +143,19 @@ class PreviousTokenHead(nn.Module):
 
     def reading(self, states: Tensor) -> Tensor:
         """What the head makes of states [..., hidden_size] alone: [..., width]. All slots of a block at once."""
-        return linear(F.rms_norm(states, states.shape[-1:]), self.of_state.to(states.dtype))
+        return linear(F.rms_norm(states, states.shape[-1:]), _as(self.of_state, states.dtype))
 
     def forward(self, states: Tensor, reading: Tensor, seen: Tensor) -> Tensor:
         """states [n, hidden_size] and their `reading`; seen [n, SEEN_TOKENS, hidden_size]: embeddings of the tokens before, the nearest
         first. Returns the states [n, hidden_size] from which the decoder's head makes logits, in their dtype."""
         dtype = states.dtype
-        told = reading + linear(F.rms_norm(seen, seen.shape[-1:]).flatten(1), self.of_tokens.to(dtype))
-        return states + linear(F.silu(told), self.up.to(dtype))
+        told = reading + linear(F.rms_norm(seen, seen.shape[-1:]).flatten(1), _as(self.of_tokens, dtype))
+        return states + linear(F.silu(told), _as(self.up, dtype))
+
+
+def _as(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in the dtype that is computed in; packed ones have it already."""
+    return weight if weight.dtype is dtype else weight.to(dtype)
 
 
 class DrafterModel(nn.Module):

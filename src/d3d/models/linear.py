@@ -35,6 +35,9 @@ class Linear(nn.Module):
     The delta is `up @ down` with `down` [rank, in_features] and `up` [out_features, rank] (LoRA, arXiv 2106.09685, scale 1).
     """
 
+    matrices = ("weight", "down", "up", "merged")
+    """Attributes that `pack_weights` may pack, as any module can name its own."""
+
     down: Tensor | None
     up: Tensor | None
     merged: Tensor | None
@@ -83,13 +86,12 @@ def pack_weights(*models: nn.Module) -> None:
 
     For inference only: `linear` alone can read the blocks, and they have no derivative. Where there is no such kernel nothing happens.
     """
-    users: dict[int, list[tuple[Linear, str]]] = {}
+    users: dict[int, list[tuple[nn.Module, str]]] = {}
     for model in models:
         for module in model.modules():
-            if isinstance(module, Linear):
-                for name in ("weight", "down", "up", "merged"):
-                    if _can_be_packed(getattr(module, name)):
-                        users.setdefault(id(getattr(module, name)), []).append((module, name))
+            for name in getattr(module, "matrices", ()):
+                if _can_be_packed(getattr(module, name)):
+                    users.setdefault(id(getattr(module, name)), []).append((module, name))
     for places in users.values():
         weight = getattr(*places[0])
         packed = nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS), weight.requires_grad)
