@@ -17,6 +17,7 @@ from d3d.cli.doctor import doctor
 from d3d.cli.evaluate import evaluate
 from d3d.cli.export import export
 from d3d.cli.generate import generate
+from d3d.cli.prune import prune
 from d3d.cli.pull import pull
 from d3d.cli.timeline import timeline
 from d3d.cli.train import train
@@ -55,6 +56,7 @@ app.command("data")(data)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
+app.command("prune")(prune)
 app.command("timeline")(timeline)
 app.add_typer(bench, name="bench")
 app.command("pull")(pull)

@@ -76,7 +76,8 @@ def merge_deltas(model: nn.Module) -> None:
     weight alone costs. For inference: a delta that changes later does not change the sum."""
     for module in model.modules():
         if isinstance(module, Linear) and module.down is not None and module.up is not None:
-            merged = module.weight.float() + module.up.detach().float() @ module.down.detach().float()
+            weight = module.weight.to_dense() if module.weight.is_mkldnn else module.weight
+            merged = weight.float() + module.up.detach().float() @ module.down.detach().float()
             module.merged = nn.Parameter(merged.to(module.weight.dtype), requires_grad=False)
 
 
