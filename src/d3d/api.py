@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from pydantic import ValidationError
 
 from d3d.core.errors import InvalidRequest
+from d3d.core.protocols import TargetEngine
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
 from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, AsyncOptions, Decoding, ModeOptions, decoding
@@ -28,7 +29,7 @@ from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
 from d3d.models.linear import merge_deltas, pack_weights
 from d3d.models.loading import resolve_drafter
-from d3d.models.open_model import OpenModel, open_model
+from d3d.models.open_model import OpenModel, TargetModel, open_model
 from d3d.models.presets import PRESETS, Preset
 from d3d.runtime.async_drafter import AsyncDrafter
 from d3d.runtime.coordinator import MissPolicy, Policy
@@ -38,14 +39,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Messages = list[dict[str, str]]
+ENGINES = ("native", "transformers")
 
 
 @dataclass(frozen=True)
 class Model:
     """A target and, unless it only decodes plainly, a drafter."""
 
-    target: OpenModel
-    engine: NativeEngine
+    target: TargetModel
+    engine: TargetEngine
     drafter: BlockDrafter | None
     preset: Preset | None = None
     """Whose target and drafter these are."""
@@ -59,17 +61,22 @@ class Model:
         return self.target.tokenizer
 
     @property
+    def engine_name(self) -> str:
+        return "native" if isinstance(self.engine, NativeEngine) else "transformers"
+
+    @property
     def dtype_name(self) -> str:
-        return str(self.target.transformer.dtype).removeprefix("torch.")
+        return str(self.target.dtype).removeprefix("torch.")
 
     @property
     def device_name(self) -> str:
-        return str(self.target.transformer.device)
+        return str(self.target.device)
 
     @cached_property
     def fused_rows(self) -> int:
         """Rows of a fused pass that take least time per token: the preset's, or measured here once."""
         assert self.drafter is not None
+        assert isinstance(self.engine, NativeEngine), "other engines have no fused mode"
         if self.preset is not None and self.preset.fused_rows is not None:
             return self.preset.fused_rows
         longest = self.drafter.model.config.longest_slot_draft
@@ -142,7 +149,7 @@ class Model:
             params,
             eos_token_ids=self.target.eos_token_ids,
             tokenizer=self.tokenizer,
-            device=self.target.transformer.device,
+            device=self.target.device,
         )
         chosen = self.decoding(mode, options)
         settings = Settings(mode, chosen.draft_length, num_denoise_steps or 1, None if params.greedy else request.sequence.seed, thinking)
@@ -151,6 +158,7 @@ class Model:
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
         """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""
         assert self.drafter is not None
+        assert isinstance(self.target, OpenModel), "other engines have no async mode"
         miss_policy, placement = options.miss_policy or "draft_now", options.placement or "thread"
         if miss_policy not in get_args(MissPolicy):
             raise InvalidRequest(f"miss policy: {miss_policy!r} is not one of {', '.join(get_args(MissPolicy))}")
@@ -196,12 +204,24 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
         raise InvalidRequest(f"{name}: {message}" if name else message) from error
 
 
-def load(target: str, drafter: str | Path | None = None, *, device: str = "auto", dtype: str = "auto", plain: bool = False) -> Model:
+def load(
+    target: str,
+    drafter: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    plain: bool = False,
+    engine: str = "native",
+) -> Model:
     """Load a target and its drafter.
 
     target: preset, directory, GGUF file or hub id. drafter: directory or hub id; a preset brings its own. plain: load no drafter.
-    device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16. Raises InvalidCheckpoint or InvalidRequest.
+    device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16. engine: what runs the target, d3d's own decoder (native), or
+    transformers for any causal language model that can be rewound: slower, and in modes plain and serial only.
+    Raises InvalidCheckpoint or InvalidRequest.
     """
+    if engine not in ENGINES:
+        raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
     if plain and drafter is not None:
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
     path = None
@@ -211,14 +231,29 @@ def load(target: str, drafter: str | Path | None = None, *, device: str = "auto"
         path = PRESETS[target].drafter_directory()
     if path is not None:
         read_config(path)  # what is no drafter is refused before the target is fetched and read
+    preset = PRESETS.get(target) if drafter is None else None
+    if engine == "transformers":
+        return _load_transformers(target, path, preset, device=device, dtype=dtype)
     model = open_model(target, device=device, dtype=dtype)
-    engine = NativeEngine(model.transformer)
+    native = NativeEngine(model.transformer)
     if path is None:
         pack_weights(model.transformer)
-        return Model(model, engine, None)
+        return Model(model, native, None)
     drafter_model = load_drafter(path, model)
     if drafter_model.config.anchor_slot:  # its drafting passes hold slots only
         merge_deltas(drafter_model)
     pack_weights(model.transformer, drafter_model)
-    preset = PRESETS.get(target) if drafter is None else None
-    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset, path)
+    return Model(model, native, BlockDrafter(drafter_model, native.vocab_size), preset, path)
+
+
+def _load_transformers(target: str, drafter: Path | None, preset: Preset | None, *, device: str, dtype: str) -> Model:
+    """The target as `transformers` runs it; a drafter runs in d3d's own decoder, with weights and a cache of its own."""
+    from d3d.engines.transformers import TransformersEngine, open_transformers
+
+    model = open_transformers(target, device=device, dtype=dtype)
+    engine = TransformersEngine(model)
+    if drafter is None:
+        return Model(model, engine, None)
+    drafter_model = load_drafter(drafter, model)
+    pack_weights(drafter_model)
+    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset, drafter)

@@ -14,7 +14,7 @@ from d3d.core.types import DraftBlock
 from d3d.engines.native import NativeEngine
 from d3d.models.drafter import DrafterModel
 from d3d.models.fingerprint import first_difference
-from d3d.models.open_model import OpenModel
+from d3d.models.open_model import OpenModel, TargetModel
 from d3d.models.transformer import Transformer
 
 
@@ -30,12 +30,12 @@ class DraftModel:
         return DraftModelSession(self, num_sequences, capacity)
 
 
-def draft_model(model: OpenModel, target: OpenModel) -> DraftModel:
+def draft_model(model: OpenModel, target: TargetModel) -> DraftModel:
     """A model that drafts for a target. Raises InvalidCheckpoint where their tokenizers read ids differently."""
     difference = first_difference(model.tokenizer, target.tokenizer)
     if difference is not None:
         raise InvalidCheckpoint(f"{model.source} can't draft for {target.source}: {difference}; take a model of the target's own family")
-    return DraftModel(model.transformer, target.config.vocab_size)
+    return DraftModel(model.transformer, target.vocab_size)
 
 
 def autoregressive_head(drafter: DrafterModel, target_vocab_size: int) -> DraftModel:

@@ -136,7 +136,7 @@ class Benchmark:
         ]
         questions = [self._question(prompt, [row.text for row in said]) for prompt, said in zip(part.prompts, turns, strict=True)]
         self._warm_up(cell, len(questions))
-        memory = PeakMemory(self._model.target.transformer.device)
+        memory = PeakMemory(self._model.target.device)
         answers = cell.method.answer(questions, cell.setting)
         peak = memory.bytes()
         measured = [
@@ -171,6 +171,7 @@ class Benchmark:
         target, sampling = self._model.target, self._plan.sampling
         return {
             "target": target.source,
+            "engine": self._model.engine_name,
             "target_fingerprint": target.fingerprint,
             "dtype": self._model.dtype_name,
             "device": self._model.device_name,

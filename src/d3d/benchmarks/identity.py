@@ -33,7 +33,7 @@ def identity(model: Model, question: Question, answer: Answer, plain: Row, setti
         (plain.token_ids, answer.token_ids),
         sampling_params(setting, sampling),
         eos_token_ids=model.target.eos_token_ids,
-        largest_rounding=tolerance(model.target.transformer.dtype),
+        largest_rounding=tolerance(model.target.dtype),
     )
     if found is None:
         return Identity(identical=True, by="ids", plain_tokens=plain_tokens)

@@ -30,7 +30,7 @@ def answer_together(model: Model, chosen: Decoding, questions: Sequence[Question
             params,
             eos_token_ids=model.target.eos_token_ids,
             tokenizer=model.tokenizer,
-            device=model.target.transformer.device,
+            device=model.target.device,
         )
         for question in questions
     ]

@@ -9,7 +9,7 @@ import typer
 
 from d3d.cli.bench_identity import identity
 from d3d.cli.bench_parts import RESULTS, DirectoryOption, directory_of, measure
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, ThinkingOption
+from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, EngineOption, ThinkingOption
 
 bench = typer.Typer(help="Measure methods over sets of prompts, report it, compare runs.", no_args_is_help=True, add_completion=False)
 
@@ -60,6 +60,7 @@ def run(
     thinking: ThinkingOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the natural end; the report warns of it.")] = False,
     run_code: Annotated[bool, typer.Option("--run-code", help="Score HumanEval and MBPP by running the answers, guarded.")] = False,
+    engine: EngineOption = "native",
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
     results: DirectoryOption = RESULTS,
@@ -91,7 +92,7 @@ def run(
         thinking,
         run_code,
     )
-    model = d3d.load(target, drafter, device=device, dtype=dtype)
+    model = d3d.load(target, drafter, device=device, dtype=dtype, engine=engine)
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
     options = MethodOptions(draft_model, server_url, server_model, os.environ.get("D3D_SERVER_KEY"), gguf, device, dtype)

@@ -30,6 +30,7 @@ def chat(
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
     thinking: o.ThinkingOption = None,
+    engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
@@ -40,7 +41,7 @@ def chat(
     from d3d.cli.show import LEGEND, summary
     from d3d.core.errors import InvalidRequest
 
-    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
+    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype, engine).load()
     for text in (
         o.thinking_warning(loaded.target, thinking),
         "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends" if sys.stdin.isatty() else None,

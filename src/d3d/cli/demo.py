@@ -52,7 +52,7 @@ def demo(
                 (answers[0].token_ids, answers[1].token_ids),
                 SamplingParams(max_tokens=max_tokens),
                 eos_token_ids=loaded.target.eos_token_ids,
-                largest_rounding=tolerance(loaded.target.transformer.dtype),
+                largest_rounding=tolerance(loaded.target.dtype),
             )
         )
     typer.echo()

@@ -39,6 +39,7 @@ def generate(
     placement: o.PlacementOption = None,
     trace: o.TraceOption = None,
     thinking: o.ThinkingOption = None,
+    engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
@@ -54,7 +55,7 @@ def generate(
         raise InvalidRequest("--logprobs is shown by --json only; add --json, or leave --logprobs out")
     o.check_trace(trace)
     text = o.read_prompt(prompt, raw=raw)
-    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype).load()
+    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype, engine).load()
     chunks = loaded.stream(
         text,
         mode=mode,

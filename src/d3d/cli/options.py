@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from d3d.api import Model
     from d3d.core.types import RoundStats
-    from d3d.models.open_model import OpenModel
+    from d3d.models.open_model import TargetModel
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -22,6 +22,9 @@ TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF 
 DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")]
 ModeOption = Annotated[str | None, typer.Option(help="plain, serial, fused or async. Default: serial where there is a drafter.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+EngineOption = Annotated[
+    str, typer.Option(help="What runs the target: native, or transformers for any causal language model (slower; plain and serial only).")
+]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 DraftLengthOption = Annotated[
     int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial and async mode, 6 in fused.")
@@ -66,10 +69,11 @@ class ModelChoice:
     mode: str | None
     device: str
     dtype: str
+    engine: str = "native"
 
     def load(self) -> Model:
         """Raises InvalidRequest for options that contradict each other, before anything is fetched or read."""
-        from d3d.api import MODES, load
+        from d3d.api import ENGINES, MODES, load
         from d3d.core.errors import InvalidRequest
         from d3d.models.presets import PRESETS, find_preset
 
@@ -78,6 +82,10 @@ class ModelChoice:
                 raise InvalidRequest(f"{option} is empty; name something, or leave it out")
         if self.mode is not None and self.mode not in MODES:
             raise InvalidRequest(f"mode: {self.mode!r} is not one of {', '.join(MODES)}")
+        if self.engine not in ENGINES:
+            raise InvalidRequest(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.engine != "native" and self.mode in ("fused", "async"):
+            raise InvalidRequest(f"--mode {self.mode} needs d3d's own engine; leave --engine out, or use --mode plain or serial")
         if self.model is not None and self.target is not None:
             raise InvalidRequest("--model and --target both name a target; give one of them")
         if self.mode == "plain" and self.drafter is not None:
@@ -87,7 +95,7 @@ class ModelChoice:
             find_preset(name)
         elif self.mode in ("serial", "fused", "async") and self.drafter is None and name not in PRESETS:
             raise InvalidRequest(f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain")
-        return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain")
+        return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain", engine=self.engine)
 
 
 def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:
@@ -156,7 +164,7 @@ def write_trace(path: Path, rounds: Sequence[RoundStats]) -> None:
         raise InvalidRequest(f"--trace {path} can't be written: {error}") from error
 
 
-def thinking_warning(model: OpenModel, thinking: bool | None) -> str | None:
+def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:
     """What to tell somebody who sets a switch that this model's chat template does not have."""
     from d3d.models.chat import heeds_thinking
 

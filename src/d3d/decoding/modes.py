@@ -57,7 +57,7 @@ class Decoding(NamedTuple):
 
 def decoding(
     mode: str,
-    target: NativeEngine,
+    target: TargetEngine,
     drafter: BlockDrafter | None,
     options: ModeOptions,
     default_rows: Callable[[], int],
@@ -73,7 +73,9 @@ def decoding(
         return Decoding(target, None, 0)
     if drafter is None:
         raise InvalidRequest(f"mode: {mode} needs a drafter, and the target was loaded without one; name one, or use plain")
-    if mode == "fused":
+    if mode != "serial" and not isinstance(target, NativeEngine):
+        raise InvalidRequest(f"mode: {mode} needs d3d's own engine to run the target; leave the other engine out, or use plain or serial")
+    if mode == "fused" and isinstance(target, NativeEngine):
         return _fused(target, drafter, options, default_rows)
     width = _draft_length(options.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
     if mode == "async":

@@ -28,7 +28,7 @@ from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
 from d3d.models.loading import DRAFTER_TYPE, WEIGHTS_FILE, load_config, load_tokenizer, read_tensors
 from d3d.models.model_card import CARD_FILE, Made, drafter_card
-from d3d.models.open_model import OpenModel, open_model
+from d3d.models.open_model import OpenModel, TargetModel, open_model
 from d3d.models.stored_tensors import SCALE, Storage, pack, unpack
 from d3d.models.tiny import tensor_shapes
 from d3d.models.transformer import Transformer
@@ -117,7 +117,7 @@ def restore_interrupted(path: Path) -> None:
         _set_aside(path).rename(path)
 
 
-def load_drafter(path: Path, target: OpenModel) -> DrafterModel:
+def load_drafter(path: Path, target: TargetModel) -> DrafterModel:
     """Load a drafter for a target, on its device and in its dtype; deltas over the target itself share its weights.
 
     Deltas over another model load that model, by the name in the config. Raises InvalidCheckpoint for what is not a d3d drafter, is
@@ -130,7 +130,7 @@ def load_drafter(path: Path, target: OpenModel) -> DrafterModel:
     wanted = model.trainable()
     stored = unpack(path / WEIGHTS_FILE, read_tensors(path), {name: parameter.shape for name, parameter in wanted.items()})
     for name, parameter in wanted.items():
-        parameter.data = stored[name].to(device=target.transformer.device, dtype=target.transformer.dtype, copy=True)
+        parameter.data = stored[name].to(device=target.device, dtype=target.dtype, copy=True)
     return model.eval()
 
 
@@ -201,13 +201,13 @@ def read_config(path: Path) -> CheckpointConfig:
         raise InvalidCheckpoint(f"{file}: {name}: {message}") from error
 
 
-def check_mask_token(config: DrafterConfig, model: OpenModel) -> None:
+def check_mask_token(config: DrafterConfig, model: TargetModel) -> None:
     """Raises InvalidCheckpoint where `mask_token_id` has no embedding row, or stands for something in a text already."""
     mask = config.mask_token_id
     if mask is None:
         return
-    if mask >= model.config.vocab_size:
-        raise InvalidCheckpoint(f"mask_token_id is {mask}, but {model.source} has embeddings for ids below {model.config.vocab_size}")
+    if mask >= model.vocab_size:
+        raise InvalidCheckpoint(f"mask_token_id is {mask}, but {model.source} has embeddings for ids below {model.vocab_size}")
     tokenizer = model.tokenizer
     for name, token_ids in (
         ("end-of-answer", model.eos_token_ids | {tokenizer.eos_token_id}),
@@ -231,7 +231,7 @@ def _what_it_is(content: Any) -> str:
     return f"a plain {kind} model" if kind else "something else (its config.json names no model_type)"
 
 
-def _check_tokenizer(path: Path, config: CheckpointConfig, target: OpenModel) -> None:
+def _check_tokenizer(path: Path, config: CheckpointConfig, target: TargetModel) -> None:
     if config.tokenizer_fingerprint == tokenizer_fingerprint(target.tokenizer):
         return
     difference = first_difference(load_tokenizer(path), target.tokenizer)
@@ -239,11 +239,13 @@ def _check_tokenizer(path: Path, config: CheckpointConfig, target: OpenModel) ->
         raise InvalidCheckpoint(f"the drafter {path} has another tokenizer than the target {target.source}: {difference}")
 
 
-def _base(path: Path, config: CheckpointConfig, target: OpenModel) -> Transformer:
+def _base(path: Path, config: CheckpointConfig, target: TargetModel) -> Transformer:
     """The decoder that the drafter is made of; for full weights one of the right shape will do."""
-    device, dtype = target.transformer.device, target.transformer.dtype
+    device, dtype = target.device, target.dtype
     if config.base.fingerprint == target.fingerprint:
-        return target.transformer
+        if isinstance(target, OpenModel):
+            return target.transformer
+        return open_model(str(target.path), device=str(device), dtype=str(dtype).removeprefix("torch.")).transformer
     if config.drafter.delta is None:
         hf_config = load_config(path / DECODER)
         blank = {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in tensor_shapes(hf_config).items()}

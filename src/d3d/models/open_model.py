@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
@@ -21,6 +21,41 @@ DTypeName = Literal["float32", "bfloat16", "auto"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+class TargetModel(Protocol):
+    """What a target brings, whatever runs it."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its weights."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class OpenModel:
     """A causal language model, ready to run."""
@@ -32,6 +67,22 @@ class OpenModel:
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: frozenset[int]
     fingerprint: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self.config.max_length
 
 
 def pick_device(name: str) -> torch.device:

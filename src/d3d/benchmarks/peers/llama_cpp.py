@@ -16,7 +16,7 @@ from d3d.benchmarks.peers.extras import needed
 from d3d.core.errors import InvalidRequest
 from d3d.models.cache import file_sha256
 from d3d.models.download import fetch
-from d3d.models.open_model import OpenModel
+from d3d.models.open_model import TargetModel
 from d3d.models.presets import PRESETS
 
 MAX_CONTEXT = 8192
@@ -38,7 +38,7 @@ def gguf_file(target: str, given: str | None) -> Path:
 class LlamaCpp:
     """Greedy, one slot, as many threads as torch has, no reuse of earlier prompts."""
 
-    def __init__(self, path: Path, target: OpenModel, *, ignore_eos: bool = False) -> None:
+    def __init__(self, path: Path, target: TargetModel, *, ignore_eos: bool = False) -> None:
         """Raises MissingExtra without the wheel, InvalidRequest where llama.cpp can't open the file."""
         library = needed("xllamacpp", "llama.cpp")
         self._path = path
@@ -46,7 +46,7 @@ class LlamaCpp:
         self._threads = torch.get_num_threads()
         parameters = library.CommonParams()
         parameters.model.path = str(path)
-        parameters.n_ctx = min(target.config.max_length, MAX_CONTEXT)
+        parameters.n_ctx = min(target.max_length, MAX_CONTEXT)
         parameters.n_parallel = 1
         parameters.cpuparams.n_threads = self._threads
         parameters.cpuparams_batch.n_threads = self._threads

@@ -12,7 +12,7 @@ from d3d.benchmarks.answers import Answer, Question, Setting, Stopwatch
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.models.fingerprint import first_difference
 from d3d.models.loading import load_tokenizer, resolve_model
-from d3d.models.open_model import OpenModel
+from d3d.models.open_model import TargetModel
 from d3d.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TransformersPeer:
     """The same checkpoint directory, dtype and device as our engine's."""
 
-    def __init__(self, target: OpenModel, kind: str, assistant: str | None = None, *, ignore_eos: bool = False) -> None:
+    def __init__(self, target: TargetModel, kind: str, assistant: str | None = None, *, ignore_eos: bool = False) -> None:
         """kind: plain, lookup or assistant. Raises InvalidRequest without an assistant where one is needed, InvalidCheckpoint where
         its tokenizer is another."""
         if kind == "assistant" and assistant is None:
@@ -45,17 +45,17 @@ class TransformersPeer:
 
         ends = sorted(self._target.eos_token_ids)
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=self._target.transformer.dtype, local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=self._target.dtype, local_files_only=True)
         # a checkpoint's own may sample or penalise; what is compared is greedy decoding of the model itself
         model.generation_config = GenerationConfig(
             do_sample=False, eos_token_id=None if self._ignore_eos else ends or None, pad_token_id=min(ends, default=0)
         )
-        moved: PreTrainedModel = model.to(self._target.transformer.device).eval()
+        moved: PreTrainedModel = model.to(self._target.device).eval()
         return moved
 
     @torch.inference_mode()
     def answer(self, question: Question, setting: Setting) -> Answer:
-        ids = torch.tensor([question.token_ids], device=self._target.transformer.device)
+        ids = torch.tensor([question.token_ids], device=self._target.device)
         watch = Stopwatch()
         with quiet_transformers():
             output = self._model.generate(
