@@ -27,7 +27,7 @@ from d3d.drafting.fused_budget import best_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
-from d3d.models.linear import merge_deltas, pack_weights
+from d3d.models.linear import pack_weights
 from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, TargetModel, open_model
 from d3d.models.presets import PRESETS, Preset
@@ -240,8 +240,7 @@ def load(
         pack_weights(model.transformer)
         return Model(model, native, None)
     drafter_model = load_drafter(path, model)
-    if drafter_model.config.anchor_slot:  # its drafting passes hold slots only
-        merge_deltas(drafter_model)
+    drafter_model.prepare_to_draft()
     pack_weights(model.transformer, drafter_model)
     return Model(model, native, BlockDrafter(drafter_model, native.vocab_size), preset, path)
 

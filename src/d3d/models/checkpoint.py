@@ -1,7 +1,7 @@
 """A drafter on disk: a self-contained directory that loads strictly or not at all.
 
 config.json         model type, what the drafter is, its base by name and fingerprint, the tokenizer by fingerprint
-model.safetensors   deltas and mask vector, or full weights, see `stored_tensors`
+model.safetensors   deltas and mask vector, or full weights, see `stored_tensors`; the draft vocabulary where there is one
 decoder/            full weights only: the base's config.json, so that they load without the base
 tokenizer files     to say what differs when it is tried with another target
 provenance.json     how it was made and what it measured
@@ -35,6 +35,8 @@ from d3d.models.transformer import Transformer
 
 FORMAT = 1
 DECODER = "decoder"
+DRAFT_IDS = "draft_token_ids"
+"""int32 [draft_vocabulary]."""
 
 
 class BaseModelReference(BaseModel):
@@ -92,7 +94,10 @@ def save_drafter(
     card = drafter_card(Made(model.config, base.source, base.fingerprint, provenance or {}))
     (work / CARD_FILE).write_text(card, encoding="utf-8")
     (work / "config.json").write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    save_file(pack(dict(model.trainable()) if tensors is None else tensors, storage), work / WEIGHTS_FILE)
+    stored: dict[str, Tensor] = {**(model.trainable() if tensors is None else tensors)}
+    if model.draft_ids is not None:
+        stored[DRAFT_IDS] = model.draft_ids
+    save_file(pack(stored, storage), work / WEIGHTS_FILE)
     (work / WEIGHTS_FILE).chmod((work / "config.json").stat().st_mode)  # safetensors' own is for the owner alone
     replace_directory(work, path)
 
@@ -128,7 +133,12 @@ def load_drafter(path: Path, target: TargetModel) -> DrafterModel:
     check_mask_token(config.drafter, target)
     model = from_target(_base(path, config, target), config.drafter)
     wanted = model.trainable()
-    stored = unpack(path / WEIGHTS_FILE, read_tensors(path), {name: parameter.shape for name, parameter in wanted.items()})
+    tensors = read_tensors(path)
+    if config.drafter.draft_vocabulary is not None:
+        if DRAFT_IDS not in tensors:
+            raise InvalidCheckpoint(f"{path / WEIGHTS_FILE} lacks {DRAFT_IDS}; get the drafter again")
+        model.set_draft_ids(tensors.pop(DRAFT_IDS).long())
+    stored = unpack(path / WEIGHTS_FILE, tensors, {name: parameter.shape for name, parameter in wanted.items()})
     for name, parameter in wanted.items():
         parameter.data = stored[name].to(device=target.device, dtype=target.dtype, copy=True)
     return model.eval()

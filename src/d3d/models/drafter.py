@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.rules import BlockAttention
 from d3d.models.kv_cache import KeyValueStore
-from d3d.models.linear import linear
+from d3d.models.linear import Linear, linear, merge_deltas
 from d3d.models.transformer import Transformer
 
 Alignment = Literal["next", "same"]
@@ -66,6 +66,9 @@ class DrafterConfig(BaseModel):
     slot_layers: tuple[int, ...] | None = Field(None, min_length=1)
     """Which of the kept layers slots go through, by their number in the base; None: all. Clean rows go through all of them, so this is
     for drafters whose clean rows are the base model's."""
+    draft_vocabulary: int | None = Field(None, ge=1)
+    """How many tokens can be drafted at all, so that a draft computes so many logits a slot (FR-Spec, arXiv 2502.14856); None: all.
+    Fused mode, whose logits come with the target's, has them all."""
     previous_token_width: int | None = Field(None, ge=1)
     """Inner width of the previous-token head; None where a slot's logits do not depend on the tokens drafted before it."""
 
@@ -173,11 +176,34 @@ class DrafterModel(nn.Module):
         self.transformer = transformer
         self.mask_vector = None
         self.previous_token_head = None
+        self.draft_ids: Tensor | None = None
+        """int64 [draft_vocabulary], ascending: the tokens that can be drafted."""
+        self._draft_head: Linear | None = None
         self._unpacked_head: Tensor | None = None
 
     def set_mask_vector(self, vector: Tensor) -> None:
         """vector [hidden_size]: the learned embedding of a masked position."""
         self.mask_vector = nn.Parameter(vector)
+
+    def set_draft_ids(self, token_ids: Tensor) -> None:
+        """token_ids int64 [draft_vocabulary]. Raises InvalidCheckpoint where they are too many or few, not ascending, or unknown."""
+        ids, wanted = token_ids, self.config.draft_vocabulary
+        if (
+            ids.shape != (wanted,)
+            or bool((ids[1:] <= ids[:-1]).any())
+            or int(ids[0]) < 0
+            or int(ids[-1]) >= self.transformer.config.vocab_size
+        ):
+            raise InvalidCheckpoint(f"the draft vocabulary must be {wanted} ascending token ids that the drafter knows")
+        self.draft_ids = ids.to(self.transformer.device)
+
+    def prepare_to_draft(self) -> None:
+        """Make what speeds drafting up and can't be trained any more: the rows of the head that a draft needs, and where a drafting pass
+        holds slots only, weights with their deltas merged. Before `pack_weights`."""
+        if self.config.anchor_slot:
+            merge_deltas(self)
+        if self.draft_ids is not None:
+            self._draft_head = Linear(self._head_rows()[self.draft_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids int64 [batch, rows], negative where a slot is masked -> [batch, rows, hidden_size]."""
@@ -210,8 +236,15 @@ class DrafterModel(nn.Module):
         )
 
     def draft_logits(self, hidden: Tensor, target_vocab_size: int) -> Tensor:
-        """hidden [..., hidden_size] -> float32 [..., target_vocab_size] in which the mask token can't be chosen."""
-        return self.without_mask_token(self.transformer.logits(hidden), target_vocab_size)
+        """hidden [..., hidden_size] -> float32 [..., target_vocab_size] in which what can't be drafted is -inf: the mask token, and what
+        is not in the draft vocabulary."""
+        if self.draft_ids is None:
+            return self.without_mask_token(self.transformer.logits(hidden), target_vocab_size)
+        head = self._draft_head
+        few = linear(hidden, self._head_rows()[self.draft_ids]) if head is None else head.forward(hidden)
+        logits = torch.full((*few.shape[:-1], self.transformer.config.vocab_size), float("-inf"), device=few.device)
+        logits[..., self.draft_ids] = few.float()
+        return self.without_mask_token(logits, target_vocab_size)
 
     def without_mask_token(self, logits: Tensor, target_vocab_size: int) -> Tensor:
         """Logits of the decoder's head [..., vocab_size] -> float32 [..., target_vocab_size] in which the mask token can't be chosen."""

@@ -24,6 +24,13 @@ def limits(config: DrafterConfig) -> list[str]:
             "The drafter's slots predict their own places (`alignment: same`), but engines with parallel drafting read each row as a "
             "prediction of the next place, so their drafts would be shifted by one. Train with `alignment: next` for them."
         )
+    if config.slot_layers is not None:
+        found.append(
+            "The drafter's slots pass layers by, and a plain model sends every row through all of them: the model drafts with layers that "
+            "its slots never learned to use. For a thinner plain model prune full weights or deltas of `scope: all`, whose layers go."
+        )
+    if config.draft_vocabulary is not None:
+        found.append("The drafter drafts tokens of its draft vocabulary only; a plain model computes all logits and may draft any token.")
     if config.previous_token_width is not None:
         found.append(
             "The drafter's previous-token head has no place in a plain causal language model: it is left out, and fewer drafted tokens "

@@ -110,6 +110,7 @@ def _what_it_is(made: Made) -> str:
         "weights": "full weights of its own" if config.delta is None else _deltas(config.delta),
         "block": f"{config.block_size} tokens, {config.block_attention} attention, alignment `{config.alignment}`",
         "masked place": "a learned vector" if config.mask_token_id is None else f"token id {config.mask_token_id}",
+        "tokens it can draft": f"{config.draft_vocabulary}" if config.draft_vocabulary else "all",
         "previous-token head": f"width {config.previous_token_width}" if config.previous_token_width else "none",
     }
     return f"""It proposes blocks of tokens by block diffusion, for its target to check: speculative decoding, in which what is written

@@ -15,16 +15,16 @@ Storage = Literal["int8", "float32"]
 
 
 def pack(tensors: dict[str, Tensor], storage: Storage) -> dict[str, Tensor]:
-    """What is written for float `tensors`, on the CPU.
+    """What is written for `tensors`, on the CPU. Those of whole numbers become int32.
 
     float32: the tensors themselves. int8: a matrix [rows, columns] becomes int8 and gets a float32 scale [rows] under NAME.scale, its
     row's largest magnitude / 127, so a value is off by at most half a scale; vectors stay float32.
     """
-    floats = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    stored = {name: tensor.detach().to(_kind(tensor)).cpu().contiguous() for name, tensor in tensors.items()}
     if storage == "float32":
-        return floats
+        return stored
     packed: dict[str, Tensor] = {}
-    for name, tensor in floats.items():
+    for name, tensor in stored.items():
         if tensor.dim() < 2:
             packed[name] = tensor
             continue
@@ -32,6 +32,10 @@ def pack(tensors: dict[str, Tensor], storage: Storage) -> dict[str, Tensor]:
         packed[name] = (tensor / scale[:, None]).round().to(torch.int8)
         packed[name + SCALE] = scale
     return packed
+
+
+def _kind(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.is_floating_point() else torch.int32
 
 
 def unpack(file: Path, stored: dict[str, Tensor], shapes: dict[str, torch.Size]) -> dict[str, Tensor]:

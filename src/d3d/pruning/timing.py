@@ -17,7 +17,7 @@ from d3d.decoding.request import new_request
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.engines.native import NativeEngine
 from d3d.models.checkpoint import load_drafter
-from d3d.models.linear import merge_deltas, pack_weights
+from d3d.models.linear import pack_weights
 from d3d.models.open_model import OpenModel
 from d3d.pruning.curve import Timing
 from d3d.training.corpus import Sample
@@ -38,8 +38,7 @@ def time_drafter(path: Path, target: OpenModel, draft_length: int, measured: Mea
     """Medians over passes behind a text of CONTEXT tokens, plain, draft and verification by turns. The target's weights are packed by it,
     and the drafter is loaded as it is for decoding."""
     model = load_drafter(path, target)
-    if model.config.anchor_slot:
-        merge_deltas(model)
+    model.prepare_to_draft()
     pack_weights(target.transformer, model)
     engine = NativeEngine(target.transformer)
     drafter = BlockDrafter(model, engine.vocab_size)

@@ -115,6 +115,8 @@ class DrafterSpec(BaseModel):
     anchor_slot: bool = False
     slot_layers: tuple[int, ...] | None = None
     """Layers that slots go through; None: all that are kept."""
+    draft_vocabulary: int | None = Field(None, ge=1)
+    """Tokens that can be drafted: the most frequent ones of the corpus. None is all."""
     previous_token_width: int | None = None
     start: str | None = None
     """A drafter of the same base to go on from (directory, preset or hub id), of this rank or a lower one; what it lacks, such as a

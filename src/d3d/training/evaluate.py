@@ -91,7 +91,7 @@ def fused_blocks(model: DrafterModel, token_ids: Tensor, first: int, draft_lengt
     places = torch.arange(first, len(token_ids) - 2, device=token_ids.device)
     for chunk in places.split(max(1, SLOTS_A_PASS // draft_length)) if len(places) else ():
         slots = slot_pass(model, cache, hang_blocks(token_ids, chunk, draft_length, model.config)).view(len(chunk), draft_length, -1)
-        logits = model.draft_logits(slots, model.transformer.config.vocab_size)
+        logits = model.without_mask_token(model.transformer.logits(slots), model.transformer.config.vocab_size)
         last = torch.stack([token_ids[(chunk + 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
         model.choose_in_turn(slots, logits, torch.full(logits.shape[:2], -1, device=logits.device), last, own_rows=0)
         blocks += logits.argmax(-1).tolist()

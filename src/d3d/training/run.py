@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from d3d.core.errors import D3DError, InvalidCheckpoint, InvalidRequest
 from d3d.models.checkpoint import check_mask_token, restore_interrupted, save_drafter, start_from
 from d3d.models.drafter import DrafterModel
@@ -78,6 +81,8 @@ class TrainingRun:
             start_from(resolve_drafter(config.drafter.start), self.model, base)
         self.base = base if drafter.delta else dataclasses.replace(base, transformer=self.model.transformer)  # frees the base's weights
         training = [sample for sample in samples if tuple(sample.prompt_ids) not in measured]
+        if drafter.draft_vocabulary is not None:
+            self.model.set_draft_ids(frequent_tokens(training, drafter.draft_vocabulary, base.config.vocab_size))
         identity = {"base": base.fingerprint, "corpus": corpus_fingerprint(training)}
         self.trainer = Trainer(self.model, training, config.train, self.parallel, identity)
         self.left_out = dict(self.trainer.left_out)
@@ -183,6 +188,18 @@ class TrainingRun:
             "held_out": {"answers": len(self.held_out), "draft_length": self.config.evaluate_draft_length},
             "measured": row,
         }
+
+
+def frequent_tokens(samples: list[Sample], count: int, vocab_size: int) -> Tensor:
+    """int64 [count], ascending: the tokens that answers hold most often, then those of prompts, then the lowest ids (a tokenizer learnt
+    the most frequent ones first). Raises InvalidRequest where there are not so many."""
+    if count > vocab_size:
+        raise InvalidRequest(f"drafter.draft_vocabulary: {count} is more than there are tokens, {vocab_size}")
+    answers = Counter(token_id for sample in samples for token_id in sample.answer_ids)
+    prompts = Counter(token_id for sample in samples for token_id in sample.prompt_ids)
+    by_count = [token_id for counted in (answers, prompts) for token_id, _ in counted.most_common()]
+    ranked = dict.fromkeys([*by_count, *range(vocab_size)])
+    return torch.tensor(sorted(list(ranked)[:count]))
 
 
 def check_author(author: Author, base: OpenModel, samples: list[Sample]) -> None:
