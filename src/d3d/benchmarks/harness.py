@@ -20,12 +20,13 @@ from d3d.api import Model
 from d3d.benchmarks import provenance
 from d3d.benchmarks.answers import Question, Sampling, Setting
 from d3d.benchmarks.identity import identity
-from d3d.benchmarks.memory import PeakMemory
 from d3d.benchmarks.methods import PLAIN, Method, settings_for
 from d3d.benchmarks.prompt_sets import Prompt, PromptSet
 from d3d.benchmarks.recording import Measured, make_row
 from d3d.benchmarks.rows import ROWS_FILE, Row, RowWriter, read_rows, row_key
 from d3d.core.errors import InvalidRequest
+from d3d.core.machine import processor
+from d3d.core.memory import PeakMemory
 
 WARM_UP_TOKENS = 8
 WARM_UP = "Count from one to ten."
@@ -179,7 +180,7 @@ class Benchmark:
             "seed": sampling.seed,
             "ignore_eos": sampling.ignore_eos,
             "thinking": self._plan.thinking,
-            "processor": provenance.processor(),
+            "processor": processor(),
             "threads": torch.get_num_threads(),
         }
 

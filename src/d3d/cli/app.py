@@ -17,6 +17,8 @@ from d3d.cli.doctor import doctor
 from d3d.cli.evaluate import evaluate
 from d3d.cli.export import export
 from d3d.cli.generate import generate
+from d3d.cli.plan import plan
+from d3d.cli.profile import profile
 from d3d.cli.prune import prune
 from d3d.cli.pull import pull
 from d3d.cli.timeline import timeline
@@ -59,6 +61,8 @@ app.command("export")(export)
 app.command("prune")(prune)
 app.command("timeline")(timeline)
 app.add_typer(bench, name="bench")
+app.command("profile")(profile)
+app.command("plan")(plan)
 app.command("pull")(pull)
 app.command("doctor")(doctor)
 

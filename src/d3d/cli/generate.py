@@ -78,6 +78,6 @@ def generate(
     for warning in result.speculation.warnings if result.speculation else ():
         note(f"warning: {warning}", "yellow")
     if trace is not None:
-        o.write_trace(trace, result.rounds)
+        o.write_trace(trace, result, loaded.dtype_name)
     if as_json:
         typer.echo(json.dumps(result.to_dict()))

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from d3d.api import Model
-    from d3d.core.types import RoundStats
+    from d3d.decoding.results import GenerationResult
     from d3d.models.open_model import TargetModel
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -151,15 +149,24 @@ def check_trace(path: Path | None) -> None:
         raise InvalidRequest(f"--trace {path}: there is no such directory, or it is one; name a file in a directory that exists")
 
 
-def write_trace(path: Path, rounds: Sequence[RoundStats]) -> None:
-    """Raises InvalidRequest where the file can't be written."""
+def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
+    """With what d3d plan has to know to model the same rounds. Raises InvalidRequest where the file can't be written."""
     import json
+
+    import torch
 
     from d3d.core.errors import InvalidRequest
     from d3d.decoding.timeline import chrome_trace
 
+    about = {
+        "mode": "plain" if result.speculation is None else result.speculation.mode,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "prompt_tokens": result.usage.prompt_tokens,
+        "tpot_s": result.timing.tpot_s,
+    }
     try:
-        path.write_text(json.dumps(chrome_trace(rounds)))
+        path.write_text(json.dumps(chrome_trace(result.rounds, about)))
     except OSError as error:
         raise InvalidRequest(f"--trace {path} can't be written: {error}") from error
 

@@ -78,23 +78,24 @@ def common_time(first: Sequence[Span], second: Sequence[Span]) -> float:
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
 
 
-def chrome_trace(rounds: Sequence[RoundStats]) -> dict[str, Any]:
-    """Events for Perfetto or chrome://tracing: what target and drafter did, from the first round on."""
+def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Events for Perfetto or chrome://tracing: what target and drafter did, from the first round on. about: facts of the run, for whoever
+    reads the file."""
     passes = drafter_passes(rounds)
     origin = min([*(stats.started for stats in rounds), *(start for start, _ in passes)], default=0.0)
     events: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in ((1, "target"), (2, "drafter"))
     ]
     for number, stats in enumerate(rounds):
-        about: dict[str, Any] = {"round": number}
-        about |= {name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")}
+        args: dict[str, Any] = {"round": number}
+        args |= {name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")}
         if stats.preparation is not None:
-            about |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
-        waiting = "switch" if about.get("readiness") == "hit" else "draft"
-        events.append(_event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, about))
-        events.append(_event("verify", 1, verification(stats), origin, about))
+            args |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
+        waiting = "switch" if args.get("readiness") == "hit" else "draft"
+        events.append(_event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, args))
+        events.append(_event("verify", 1, verification(stats), origin, args))
     events += [_event("prepare", 2, span, origin, {}) for span in passes]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about or {}}
 
 
 def _event(name: str, tid: int, span: Span, origin: float, about: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""A benchmark's rounds as the planner reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from d3d.benchmarks.metrics import Group, further_time, grouped
+from d3d.benchmarks.provenance import read_provenance
+from d3d.benchmarks.rows import ROWS_FILE, Row, read_rows
+from d3d.core.errors import InvalidRequest
+from d3d.decoding.modes import MODES
+from d3d.planning.trace import Measured, Trace, TracedRound
+
+
+def traces_of(directory: Path) -> list[Trace]:
+    """One trace for each mode and setting of a run, all its sets together. Raises InvalidRequest where there is none."""
+    fixed = read_provenance(directory)["fixed"]
+    groups: dict[Group, list[Row]] = {}
+    for group, rows in grouped(read_rows(directory / ROWS_FILE)).items():
+        if group.method in MODES and group.setting.batch == 1:
+            groups.setdefault(group._replace(set_name="all"), []).extend(rows)
+    found = [_trace(f"{directory.name}: {group.label}", group, rows, fixed["dtype"], fixed["threads"]) for group, rows in groups.items()]
+    if not any(trace.rounds for trace in found):
+        raise InvalidRequest(f"{directory}: no rounds of a mode of d3d, one answer at a time, in its results")
+    return [trace for trace in found if trace.rounds]
+
+
+def _trace(source: str, group: Group, rows: Sequence[Row], dtype: str, threads: int) -> Trace:
+    seconds, tokens = further_time(rows)
+    measured = Measured(group.method, seconds / tokens, tokens, dtype, threads) if tokens else None
+    rounds = tuple(one for row in rows for one in _rounds(row))
+    return Trace(source, group.method, max((one.draft_length for one in rounds), default=0), rounds, measured=measured)
+
+
+def _rounds(row: Row) -> Iterator[TracedRound]:
+    context = row.prompt_tokens + 1
+    if row.acceptance is None:
+        for place in range(row.completion_tokens - 1):
+            yield TracedRound(0, 0, 1, context + place)
+        return
+    for one in row.acceptance.each_round:
+        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context)
+        context += one.num_committed

@@ -1,0 +1,58 @@
+"""`d3d profile`: what the passes of target and drafter take on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from d3d.cli.options import DEFAULT_MODEL, DeviceOption
+
+if TYPE_CHECKING:
+    from d3d.api import Model
+
+
+def profile(
+    output: Annotated[Path, typer.Argument(help="The profile to write, such as profile.json. One that was interrupted goes on.")],
+    target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = DEFAULT_MODEL,
+    drafter: Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")] = None,
+    context: Annotated[list[int] | None, typer.Option(help="Tokens before a pass; may be repeated. Default: 64, 512.")] = None,
+    draft_length: Annotated[
+        list[int] | None, typer.Option(help="Tokens to draft; may be repeated. Default: some, from 1 to the drafter's block size.")
+    ] = None,
+    outcomes: Annotated[list[int] | None, typer.Option(help="Outcomes of a packed pass; may be repeated. Default: 1, 2, 4, 8, 16.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be repeated. Default: the device's best.")] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="Threads of torch; may be repeated. Default: as many as it uses.")] = None,
+    placement: Annotated[str, typer.Option(help="Async mode's draft worker: thread or processes.")] = "thread",
+    repeats: Annotated[int, typer.Option(help="Samples of each pass.")] = 7,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure t_verify, t_draft, packed and fused passes, the switch and memory; `d3d plan` reads it. Run it on an idle machine."""
+    import d3d
+    from d3d.cli.console import meter, note
+    from d3d.core.errors import InvalidRequest
+    from d3d.planning.measure import Grid, Measurement
+
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise InvalidRequest(f"{output}: it is a directory, or in none that exists; name a file, such as profile.json")
+    grid = Grid(
+        tuple(context or Grid.contexts),
+        tuple(draft_length or ()),
+        tuple(outcomes or Grid.outcomes),
+        tuple(threads or ()),
+        placement,
+        repeats,
+    )
+
+    def load(kind: str) -> Model:
+        return d3d.load(target, drafter, device=device, dtype=kind)
+
+    with meter(100) as progress:
+        made = Measurement(output, grid, tuple(dtype or ("auto",)), load).run(
+            lambda done, total, what: progress.show(100 * done // total, what)
+        )
+    if (made.machine["load_at_start"] or 0.0) > 0.5:
+        note("warning: the machine was at work when this began; times are not to be trusted", "yellow")
+    points = sum(len(run.points) for run in made.runs)
+    typer.echo(f"{output}: {points} medians of up to {repeats} samples; d3d plan --profile {output} --trace ...")
