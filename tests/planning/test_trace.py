@@ -81,14 +81,14 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_read_with_its_recall(tmp_path: Path) -> None:
-    record = {"mode": "serial", "num_accepted_histogram": [5, 5], "bonus_recall": {"1": [0.2, 0.4], "4": [0.6, 0.8], "16": [1.0, None]}}
+    record = {"mode": "serial", "num_accepted_histogram": [6, 5], "bonus_recall": {"1": [0.2, 0.4], "4": [0.6, 0.8], "16": [1.0, None]}}
     trace = read_trace(written(tmp_path, record))
     assert trace.recall == {1: (0.2, 0.4), 4: (0.6, 0.8), 16: (1.0, None)}
     assert recall_of(trace.recall, 0, 1) == 0.2
     assert recall_of(trace.recall, 0, 2) == pytest.approx(0.4)
     assert recall_of(trace.recall, 1, 16) == 0.8
     assert recall_of(trace.recall, 0, 0) == 0
-    assert split_budget([5, 5], trace.recall, 2) == [1, 1]
+    assert split_budget([6, 5], trace.recall, 2) == [1, 1]
     assert split_budget([100, 1], trace.recall, 2) == [2, 0]
     rates = hit_rates(trace, 2)
     assert rates is not None
