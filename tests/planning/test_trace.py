@@ -69,7 +69,7 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
         RoundStats(3, 3, 4, 0.2, 0.2, 5.6, Preparation("miss")),
     ]
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
-    assert [one.hit for one in trace.rounds] == [None, True, False]
+    assert [one.hit for one in trace.rounds] == [False, True, False]
     assert [one.num_committed for one in trace.rounds] == [3, 1, 4]
     assert trace.mode == "async"
     assert trace.measured is not None

@@ -60,6 +60,8 @@ class Answer:
     wall_s: float = 0.0
     """Seconds from the request until all answers of its batch were done."""
     warnings: tuple[str, ...] = ()
+    modelled: bool = False
+    """Whether its times were modelled instead of measured."""
 
 
 class Peer(Protocol):

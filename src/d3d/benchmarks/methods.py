@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 from d3d.api import Model
 from d3d.baselines.draft_model import autoregressive_head, draft_model
 from d3d.baselines.lookup import LookupDrafter
 from d3d.benchmarks.answers import Answer, Peer, Question, Sampling, Setting
+from d3d.benchmarks.modelled import ASYNC_MODELLED, on_two_devices
 from d3d.benchmarks.own import answer_together
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Drafter
-from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH, MODES, Decoding, ModeOptions
+from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH, DEFAULT_OUTCOMES, MODES, Decoding, ModeOptions
 from d3d.drafting.block_drafter import BlockDrafter
+from d3d.drafting.packed_pass import PackedDrafter
 from d3d.models.fingerprint import weights_fingerprint
 from d3d.models.open_model import open_model
+from d3d.planning.handover import handover_seconds
+from d3d.planning.rehearsal import RehearsedDrafter
+
+HANDOVERS = 20
+"""From how many the switch of async_modelled is told."""
 
 PLAIN = "plain"
 """What every other method is compared with, so it is always among them."""
@@ -67,6 +75,8 @@ class Loop(NamedTuple):
     """None: the method's own draft length."""
     about: dict[str, Any]
     """What the drafter is, for the provenance."""
+    retime: Callable[[Answer], Answer] | None = None
+    """Replaces an answer's times by modelled ones; it then answers one prompt at a time."""
 
 
 def _mode(name: str) -> Callable[[Model, MethodOptions], Loop]:
@@ -96,6 +106,20 @@ def _serially(model: Model, drafter: Drafter) -> Callable[[int | None], Decoding
     return lambda length: Decoding(model.engine, drafter, min(length or DEFAULT_DRAFT_LENGTH, drafter.block_size))
 
 
+def _async_modelled(model: Model, options: MethodOptions) -> Loop:  # noqa: ARG001 - the model brings its drafter
+    if model.drafter is None:
+        raise InvalidRequest(f"method {ASYNC_MODELLED}: it needs a D3D drafter; name one with --drafter")
+    drafter, limit = PackedDrafter(model.drafter.model, model.engine.vocab_size), model.drafter.block_size
+    switch_s = median(handover_seconds("thread", HANDOVERS))
+
+    def at(length: int | None) -> Decoding:
+        width = min(length or DEFAULT_DRAFT_LENGTH, limit)
+        return Decoding(model.engine, RehearsedDrafter(drafter, width, DEFAULT_OUTCOMES), width)
+
+    about = _about(model.drafter) | {"outcomes": DEFAULT_OUTCOMES, "times": "modelled, as if the drafter had a second device"}
+    return Loop(at, about, lambda answer: on_two_devices(answer, switch_s))
+
+
 def _about(drafter: BlockDrafter) -> dict[str, Any]:
     config = drafter.model.config
     return {
@@ -109,8 +133,9 @@ OWN: dict[str, Callable[[Model, MethodOptions], Loop]] = {
     **{mode: _mode(mode) for mode in MODES},
     "lookup": _lookup,
     "draft_model": _draft_model,
+    ASYNC_MODELLED: _async_modelled,
 }
-"""Our methods: every mode, and drafters that are no mode."""
+"""Our methods: every mode, drafters that are no mode, and one whose times are modelled."""
 
 PeerMaker = Callable[[Model, MethodOptions, Sampling], Peer]
 
@@ -189,13 +214,14 @@ def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -
     default = loop.at(None)
 
     def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
-        return answer_together(model, loop.at(setting.draft_length), questions, setting, sampling)
+        answers = answer_together(model, loop.at(setting.draft_length), questions, setting, sampling)
+        return answers if loop.retime is None else [loop.retime(one) for one in answers]
 
     return Method(
         name,
         answer,
         drafts=default.drafter is not None,
-        batches=True,
+        batches=loop.retime is None,
         is_plain=name == PLAIN,
         max_draft_length=None if default.drafter is None else default.drafter.block_size,
         default_draft_length=default.draft_length,

@@ -52,6 +52,7 @@ def make_row(measured: Measured, identity: Identity | None, *, run_code: bool = 
         warnings=list(answer.warnings),
         text=answer.text,
         token_ids=None if answer.token_ids is None else list(answer.token_ids),
+        modelled=answer.modelled,
     )
 
 

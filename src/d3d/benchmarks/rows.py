@@ -94,6 +94,8 @@ class Row(BaseModel):
     warnings: list[str]
     text: str
     token_ids: list[int] | None
+    modelled: bool = False
+    """Whether its times were modelled instead of measured."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from d3d.benchmarks.provenance import read_provenance
 from d3d.benchmarks.rows import ROWS_FILE, Row, read_rows
 from d3d.core.errors import InvalidRequest
 from d3d.decoding.modes import MODES
-from d3d.planning.trace import Measured, Trace, TracedRound
+from d3d.planning.trace import Measured, Trace, TracedRound, hit_of
 
 
 def traces_of(directory: Path) -> list[Trace]:
@@ -40,5 +40,5 @@ def _rounds(row: Row) -> Iterator[TracedRound]:
             yield TracedRound(0, 0, 1, context + place)
         return
     for one in row.acceptance.each_round:
-        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context)
+        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit_of(one.readiness))
         context += one.num_committed

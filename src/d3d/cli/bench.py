@@ -31,8 +31,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--method",
-            help="A mode of d3d, lookup, draft_model, transformers, transformers_lookup, transformers_assistant, server or llama_cpp; may "
-            "be repeated. plain is always among them. Default: serial, lookup.",
+            help="A mode of d3d, async_modelled, lookup, draft_model, transformers, transformers_lookup, transformers_assistant, server or "
+            "llama_cpp; may be repeated. plain is always among them. Default: serial, lookup.",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Directory that holds the public sets.")] = None,

@@ -21,6 +21,7 @@ from d3d.planning.devices import Shape
 from d3d.planning.probes import Cell, Probes, can_fuse
 from d3d.planning.profile import Facts, Memory, Profile, Run, point
 from d3d.planning.samples import Samples
+from d3d.runtime.placement import PLACEMENTS
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -47,6 +48,8 @@ class Grid:
             raise InvalidRequest("context: a pass needs an anchor and a token before it; give 2 or more")
         if any(count < 1 for count in self.threads):
             raise InvalidRequest(f"threads: {min(self.threads)} is not a number of threads")
+        if self.placement not in PLACEMENTS:
+            raise InvalidRequest(f"placement: {self.placement!r} is not one of {', '.join(PLACEMENTS)}")
         if self.repeats < 1:
             raise InvalidRequest(f"repeats: {self.repeats} measures nothing")
 

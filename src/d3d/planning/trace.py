@@ -172,12 +172,16 @@ def _of_evaluation(record: dict[str, Any], source: str) -> Trace:
     return replace(trace, recall=recall or None, hits_by_budget=hits or None)
 
 
+def hit_of(readiness: str | None) -> bool | None:
+    """Whether a successor fitted; a late one may have, or not, and None is what is not known."""
+    return None if readiness in (None, "late") else readiness == "hit"
+
+
 def _of_timeline(stats: Sequence[RoundStats], about: dict[str, Any], source: str) -> Trace:
     """`about`: what the file says of the run, if anything."""
     rounds, context = [], about.get("prompt_tokens", DEFAULT_CONTEXT) + 1
     for one in stats:
-        readiness = None if one.preparation is None or not one.draft_length else one.preparation.readiness
-        hit = {"hit": True, "miss": False}.get(readiness or "")
+        hit = None if one.preparation is None else hit_of(one.preparation.readiness)
         rounds.append(TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit))
         context += one.num_committed
     longest = max(one.draft_length for one in rounds)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from d3d.benchmarks.methods import PEERS, PLAIN
 from d3d.benchmarks.metrics import drafting, sameness, speed
+from d3d.benchmarks.modelled import ASYNC_MODELLED, LABEL
 from d3d.reports import run_tables as tables
 from d3d.reports.run import Run
 from d3d.reports.run_pictures import pictures
@@ -19,10 +21,10 @@ BUSY_LOAD = 0.5
 def report(run: Run, *, with_pictures: bool = True) -> list[Section]:
     """Everything that there is to tell about a run. Raises MissingExtra where pictures are wanted and can't be drawn."""
     groups = run.groups
-    found = list(warnings(run))
+    found = [*([LABEL] if any(row.modelled for row in run.rows) else []), *warnings(run)]
     scores = tables.score_table(groups)
     divergences = tables.divergence_table(run.rows)
-    return [
+    sections = [
         Section("In short", tuple(found) or (UNSUSPICIOUS,), (tables.summary_table(groups),)),
         Section("Speed", tables=(tables.speed_up_table(groups), tables.speed_table(groups))),
         Section("Acceptance", tables=(tables.acceptance_table(groups),)),
@@ -31,6 +33,18 @@ def report(run: Run, *, with_pictures: bool = True) -> list[Section]:
         *([Section("Pictures", pictures=tuple(pictures(groups)))] if with_pictures else []),
         Section("Where this comes from", tables=tables.provenance_tables(run)),
     ]
+    return [_labelled(section) for section in sections]
+
+
+def _labelled(section: Section) -> Section:
+    """Whatever shows modelled times says so beside them."""
+    pictures_ = tuple(replace(picture, data=_labelled_table(picture.data)) for picture in section.pictures)
+    return replace(section, tables=tuple(map(_labelled_table, section.tables)), pictures=pictures_)
+
+
+def _labelled_table(table: Table) -> Table:
+    shown = any(isinstance(cell, str) and cell.startswith(ASYNC_MODELLED) for row in table.rows for cell in row)
+    return replace(table, note=f"{table.note} {LABEL}".strip()) if shown else table
 
 
 def warnings(run: Run) -> Iterator[str]:
@@ -89,10 +103,11 @@ def comparison(one: Run, other: Run) -> list[Section]:
         for group in mine
         if group not in theirs
     ]
-    return [
+    sections = [
         Section("Both", (f"A is {one.name}, B is {other.name}.",), (Table("A and B", headings, tuple(rows), note),)),
         Section("What differs", tables=(_differences(one, other), Table("Only in one", ("run", "group"), tuple(only)))),
     ]
+    return [_labelled(section) for section in sections]
 
 
 def _differences(one: Run, other: Run) -> Table:
