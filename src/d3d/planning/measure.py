@@ -18,7 +18,7 @@ from d3d.core.memory import PeakMemory
 from d3d.drafting.fused_budget import BUDGETS
 from d3d.models.fingerprint import weights_fingerprint
 from d3d.planning.devices import Shape
-from d3d.planning.probes import Cell, Probes, can_fuse
+from d3d.planning.probes import Cell, Probes, can_fuse, native
 from d3d.planning.profile import Facts, Memory, Profile, Run, point
 from d3d.planning.samples import Samples
 from d3d.runtime.placement import PLACEMENTS
@@ -104,7 +104,7 @@ class Measurement:
         longest = max(cell.draft_length or cell.size for cell in cells if cell.kind != "fused")
         passes = (self.grid.repeats + 1) * len(threads)
         probes = Probes(model, self.grid.placement, max(self.grid.outcomes), longest, passes)
-        memory, before = PeakMemory(model.target.transformer.device), torch.get_num_threads()
+        memory, before = PeakMemory(model.target.device), torch.get_num_threads()
         work = list(_order(cells, threads, self.grid.repeats))
         warm: set[tuple[int, Cell]] = set()
         try:
@@ -185,11 +185,12 @@ def grid_cells(model: Model, grid: Grid) -> Iterator[Cell]:
 
 
 def _facts(model: Model) -> tuple[Facts, Facts | None]:
+    config = native(model)[0].config
     target = Facts(
         name=Path(model.target.source).name,
         fingerprint=model.target.fingerprint,
-        num_layers=model.target.config.num_layers,
-        layer_share=_layer_share(Shape.of("target", model.target.config)),
+        num_layers=config.num_layers,
+        layer_share=_layer_share(Shape.of("target", config)),
         fused_rows=model.preset.fused_rows if model.preset is not None else None,
     )
     if model.drafter is None:
@@ -210,8 +211,7 @@ def _layer_share(shape: Shape) -> float:
 
 
 def _memory(model: Model, peak: int) -> Memory:
-    size = model.target.transformer.dtype.itemsize
-    config = model.target.config
+    size, config = model.target.dtype.itemsize, native(model)[0].config
     shape = Shape.of("target", config)
     weights = shape.read_parameters + (0 if config.tied else shape.head_parameters)
     own_weights, own_cache = 0, 0

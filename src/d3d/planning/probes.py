@@ -16,6 +16,8 @@ from d3d.core.types import SamplingParams
 from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH
 from d3d.drafting.fused import FusedEngine, FusedSession
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
+from d3d.engines.native import NativeEngine
+from d3d.models.open_model import OpenModel
 from d3d.planning.handover import handover_seconds
 from d3d.planning.profile import Kind
 
@@ -83,7 +85,7 @@ class Probes:
     def _text(self, context: int) -> list[int]:
         """Any tokens will do: what a pass costs does not depend on them."""
         rng = random.Random(context)
-        return [rng.randrange(self.model.target.config.vocab_size) for _ in range(context)]
+        return [rng.randrange(self.model.target.vocab_size) for _ in range(context)]
 
     def _target(self, context: int) -> TargetSession:
         """Its cache holds the text but for the anchor, as between rounds."""
@@ -144,7 +146,7 @@ class Probes:
     def _open_fused(self, context: int, rows: int) -> _Fused:
         assert self.model.drafter is not None
         width = min(DEFAULT_FUSED_DRAFT_LENGTH, self.model.drafter.model.config.longest_slot_draft)
-        engine = FusedEngine(self.model.engine, self.model.drafter.model, width, rows)
+        engine = FusedEngine(native(self.model)[1], self.model.drafter.model, width, rows)
         session = engine.open(1, context + (self.passes + 2) * (width + 1))
         sequence = Sequence(self._text(context), GREEDY)
         session.forward([sequence.token_ids[:-1]], last_only=True)
@@ -175,12 +177,19 @@ class Probes:
         return [end - start for one in prepared for start, end in one.passes[:1]]  # the second is a draft that a miss asked for
 
 
+def native(model: Model) -> tuple[OpenModel, NativeEngine]:
+    """Target and engine of d3d's own decoder. Raises InvalidRequest for another one."""
+    if not isinstance(model.target, OpenModel) or not isinstance(model.engine, NativeEngine):
+        raise InvalidRequest("profile: passes of d3d's own engine are measured; load the model without another one")
+    return model.target, model.engine
+
+
 def can_fuse(model: Model) -> bool:
     """Whether fused mode works with this drafter."""
     if model.drafter is None:
         return False
     try:
-        FusedEngine(model.engine, model.drafter.model, 1, 2)
+        FusedEngine(native(model)[1], model.drafter.model, 1, 2)
     except InvalidRequest:
         return False
     return True
