@@ -24,8 +24,16 @@ ifneq ($(INDEX),)
 export PIP_INDEX_URL := $(INDEX)
 endif
 
-BENCH_SETS = $(addprefix --set ,gsm8k math500 aime25 humaneval mbpp livecodebench mt_bench)
-BENCH_METHODS = $(addprefix --method ,serial lookup draft_model transformers transformers_lookup llama_cpp)
+# What make bench asks: every method over the sets; batches; longer answers. On 2 cores about 35 minutes, with DATA.
+BENCH_NAME ?= bench
+BENCH_PROMPTS ?= 7
+BENCH_TOKENS ?= 128
+BENCH_LONG ?= 256
+BENCH_SETS = $(if $(DATA),--data $(DATA) $(addprefix --set ,gsm8k math500 aime25 humaneval mbpp livecodebench mt_bench))
+BENCH_FEW = $(if $(DATA),--data $(DATA) --set gsm8k)
+BENCH_LONG_SETS = $(if $(DATA),--data $(DATA) --set gsm8k --set mt_bench)
+BENCH_METHODS = $(addprefix --method ,serial fused async async_modelled lookup draft_model) --assistant smollm2-135m \
+	$(addprefix --method ,transformers transformers_lookup transformers_assistant llama_cpp)
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo bench test soak check lint types architecture format clean
@@ -40,8 +48,11 @@ demo: .venv/.installed ## a real model answers, plain and with a drafter: equal 
 	$(BIN)/d3d demo $(ARGS)
 
 bench: .venv/.installed-bench ## every method over the sets in DATA, and the report
-	$(BIN)/d3d bench run bench --prompts 10 --max-tokens 128 $(BENCH_METHODS) $(if $(DATA),--data $(DATA) $(BENCH_SETS)) $(ARGS)
-	$(BIN)/d3d bench report results/bench
+	$(BIN)/d3d bench run $(BENCH_NAME) --prompts $(BENCH_PROMPTS) --max-tokens $(BENCH_TOKENS) $(BENCH_METHODS) $(BENCH_SETS) $(ARGS)
+	$(BIN)/d3d bench run $(BENCH_NAME) --prompts 8 --max-tokens $(BENCH_TOKENS) $(addprefix --batch ,2 4 8) \
+		$(addprefix --method ,serial fused lookup) $(BENCH_FEW) $(ARGS)
+	$(BIN)/d3d bench run $(BENCH_NAME) --prompts 4 --max-tokens $(BENCH_LONG) $(addprefix --method ,serial fused) $(BENCH_LONG_SETS) $(ARGS)
+	$(BIN)/d3d bench report results/$(BENCH_NAME)
 
 test: .venv/.installed-dev ## the test suite
 	$(BIN)/python -m pytest $(ARGS)

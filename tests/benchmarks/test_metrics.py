@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from d3d.benchmarks.identity import ends_in_a_loop, first_difference
-from d3d.benchmarks.metrics import drafting, further_time, grouped, sameness, score_share, speed, speed_up
+from d3d.benchmarks.metrics import drafting, further_time, grouped, sameness, score_share, speed, speed_up, speed_within
 from d3d.benchmarks.rows import Identity, Round
 from support.bench_rows import example_rows, row
 
@@ -48,6 +48,16 @@ def test_acceptance_micro_and_macro() -> None:
     assert found.t_draft_s == pytest.approx(0.16 / 3)
     # emitted = first token + accepted + rounds, where no stop has cut a round
     assert speed(SERIAL).completion_tokens == 2 + 3 + 3
+
+
+def test_speed_within_an_answer_goes_by_the_tokens_that_are_there() -> None:
+    one = row("serial", "a", [(0.1, 1), (0.2, 3), (0.5, 1), (0.6, 2)])  # tokens 2 to 4 in 0.1 s, then 5 in 0.3 s, 6 and 7 in 0.1 s
+    assert speed_within([one], 1, 4) == (pytest.approx(0.1), 3)
+    assert speed_within([one], 4, 6) == (pytest.approx(0.4), 3)
+    assert speed_within([one, one], 1, 9) == (pytest.approx(1.0), 12)
+    assert speed_within([one], 7, 9) == (0.0, 0)
+    together = one.model_copy(update={"timing": one.timing.model_copy(update={"batch_size": 2})})
+    assert speed_within([together], 1, 9) == (pytest.approx(0.25), 6)
 
 
 def test_hit_rate_leaves_out_the_first_draft_of_an_answer() -> None:

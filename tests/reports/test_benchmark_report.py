@@ -15,6 +15,7 @@ from d3d.core.errors import InvalidRequest, MissingExtra
 from d3d.reports.benchmark import UNSUSPICIOUS, comparison, report, warnings
 from d3d.reports.page import html_report, markdown_report, write_report
 from d3d.reports.run import load_run
+from d3d.reports.run_pictures import pictures
 from d3d.reports.tables import Section, Table, markdown
 from support.bench_rows import example_rows, row, write_run
 
@@ -66,6 +67,29 @@ def test_each_picture_has_its_data_beside_it(run_directory: Path) -> None:
     assert "<set>" not in page
     again = write_report(run_directory, "Small", report(load_run(run_directory)))
     assert again[1].read_text() == page
+
+
+def test_speed_against_batch_compares_the_same_prompts_at_the_length_that_has_most_batches(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = example_rows()
+    far = [one.model_copy(update={"set_name": "other", "timing": rows[0].timing.model_copy(update={"batch_s": 50.0})}) for one in rows]
+    long = [one.model_copy(update={"setting": one.setting.model_copy(update={"max_tokens": 999})}) for one in rows]
+    run = load_run(write_run(tmp_path / "run", [*rows, *far, *long, *map(batched, rows)]))
+    (picture,) = (one for one in pictures(run.groups) if one.name == "batch")
+    assert "at most 16 tokens" in picture.data.title
+    # 8 tokens in 0.8 s: the other set, which was not asked in batches, is left out
+    assert [cells[:2] for cells in picture.data.rows] == [("plain", 1), ("plain", 2), ("serial 2", 1), ("serial 2", 2)]
+    assert picture.data.rows[0] == ("plain", 1, "10.0", 2)
+
+
+def test_speed_against_output_length(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    deliveries = [(0.1 * place, 1) for place in range(1, 41)] + [(4.0 + 0.2 * place, 1) for place in range(1, 31)]
+    run = load_run(write_run(tmp_path / "run", [row("plain", "a", deliveries)]))
+    (picture,) = (one for one in pictures(run.groups) if one.name == "output")
+    assert picture.data.rows[0] == ("plain", "1 to 31", 31, "100.00")
+    assert [cells[1] for cells in picture.data.rows] == ["1 to 31", "32 to 63", "64 to 127"]
+    assert picture.data.rows[2] == ("plain", "64 to 127", 6, "200.00")
 
 
 def test_without_matplotlib_the_line_that_installs_it_is_told(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class MethodOptions:
     """What methods need besides the model."""
 
     draft_model: str | None = None
-    """A causal model that drafts for `draft_model` and `transformers_assistant`."""
+    """A causal model that drafts for `draft_model`, and for `transformers_assistant` where no other is named."""
     server_url: str | None = None
     server_model: str | None = None
     server_key: str | None = None
@@ -46,6 +46,8 @@ class MethodOptions:
     """The file that llama.cpp runs; the target's own where that is a GGUF file or a preset."""
     device: str = "auto"
     dtype: str = "auto"
+    assistant: str | None = None
+    """A causal model that drafts for `transformers_assistant`."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ def _about(drafter: BlockDrafter) -> dict[str, Any]:
         "fingerprint": weights_fingerprint(drafter.model.trainable()),
         "block_size": config.block_size,
         "kept_layers": list(config.kept_layers),
+        "own_mib": round(sum(tensor.numel() * tensor.element_size() for tensor in drafter.model.trainable().values()) / (1 << 20)),
+        "num_denoise_steps": drafter.num_denoise_steps,
     }
 
 
@@ -152,7 +156,7 @@ def _transformers(kind: str) -> PeerMaker:
     def make(model: Model, options: MethodOptions, sampling: Sampling) -> Peer:
         from d3d.benchmarks.peers.transformers import TransformersPeer
 
-        return TransformersPeer(model.target, kind, options.draft_model, ignore_eos=sampling.ignore_eos)
+        return TransformersPeer(model.target, kind, options.assistant or options.draft_model, ignore_eos=sampling.ignore_eos)
 
     return make
 

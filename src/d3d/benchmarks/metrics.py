@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -128,6 +129,20 @@ def speed(rows: Sequence[Row]) -> Speed:
         tokens_per_delivery=tokens / deliveries if deliveries else 0.0,
         peak_memory_bytes=max((row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None),
     )
+
+
+def speed_within(rows: Iterable[Row], low: int, high: int) -> tuple[float, int]:
+    """Seconds and tokens of the deliveries that began with answer token number `low` (from 1) up to `high` - 1, the first delivery left
+    out: how fast answers grow once they have come so far."""
+    seconds, tokens = 0.0, 0
+    for row in rows:
+        written = row.timing.deliveries[0][1] if row.timing.deliveries else 0
+        for (before, _), (at_s, count) in pairwise(row.timing.deliveries):
+            if low <= written < high:
+                seconds += (at_s - before) / row.timing.batch_size
+                tokens += count
+            written += count
+    return seconds, tokens
 
 
 def further_time(rows: Iterable[Row]) -> tuple[float, int]:

@@ -57,7 +57,8 @@ def begin(directory: Path, fixed: dict[str, Any], sets: dict[str, dict[str, Any]
     for name, about in methods.items():
         earlier = [before["methods"][name] for before in known["sessions"] if name in before["methods"]]
         _must_agree(directory, f"method {name}", (earlier or [about])[-1], about)
-    known["sets"] |= sets
+    for name, about in sets.items():
+        known["sets"][name] = about | {"asked": max(about["asked"], known["sets"].get(name, about)["asked"])}
     known["sessions"].append(session(methods))
     work = file.with_suffix(".partial")
     work.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

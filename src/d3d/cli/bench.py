@@ -50,6 +50,7 @@ def run(
             help="Causal model for draft_model and transformers_assistant. Default for draft_model: the drafter's own clean rows."
         ),
     ] = None,
+    assistant: Annotated[str | None, typer.Option(help="Causal model for transformers_assistant. Default: --draft-model.")] = None,
     gguf: Annotated[str | None, typer.Option(help="File for llama_cpp. Default: the target's own.")] = None,
     server_url: Annotated[
         str | None, typer.Option(help="For server: up to and with /v1. Its API key, if it wants one, is read from D3D_SERVER_KEY.")
@@ -95,7 +96,7 @@ def run(
     model = d3d.load(target, drafter, device=device, dtype=dtype, engine=engine)
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
-    options = MethodOptions(draft_model, server_url, server_model, os.environ.get("D3D_SERVER_KEY"), gguf, device, dtype)
+    options = MethodOptions(draft_model, server_url, server_model, os.environ.get("D3D_SERVER_KEY"), gguf, device, dtype, assistant)
     rows = measure(plan, model, wanted, options)
     typer.echo(f"{directory}: {len(rows)} answers; d3d bench report {directory}")
 

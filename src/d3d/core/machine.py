@@ -11,10 +11,12 @@ from typing import Any
 import psutil
 import torch
 
+LOOK_S = 0.5
+"""How long the machine is watched for other work, in which this process sleeps."""
+
 
 def machine() -> dict[str, Any]:
-    """This machine, as far as it decides about speed."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    """This machine, as far as it decides about speed; load_at_start: other work, in cores."""
     return {
         "platform": platform.platform(),
         "processor": processor(),
@@ -22,7 +24,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "load_at_start": load,
+        "load_at_start": round(psutil.cpu_percent(interval=LOOK_S) / 100 * (os.cpu_count() or 1), 2),
     }
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from d3d.benchmarks.methods import PLAIN
-from d3d.benchmarks.metrics import Drafting, Group, drafting, speed, speed_up
+from d3d.benchmarks.metrics import Drafting, Group, drafting, speed, speed_up, speed_within
 from d3d.benchmarks.rows import Row
 from d3d.reports.plots import Bar, Series, grouped_bars, lines, stacked_bars
 from d3d.reports.run import ALL_SETS, Shape, plain_of, sets_of, shape
@@ -15,6 +15,8 @@ from d3d.reports.tables import Picture, Table, milliseconds, number
 Groups = dict[Group, list[Row]]
 CONTEXT_BINS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Bounds of tokens before the answer."""
+OUTPUT_BINS = (1, 32, 64, 128, 256, 512, 1024, 2048)
+"""Bounds of answer tokens that are there already."""
 
 
 def pictures(groups: Groups) -> Iterator[Picture]:
@@ -29,6 +31,7 @@ def pictures(groups: Groups) -> Iterator[Picture]:
         _acceptance_at(whole, order),
         _round_times(whole),
         _context(whole, order),
+        _output(whole, order),
         _batches(groups, order),
     )
     for picture in drawn:
@@ -113,17 +116,53 @@ def _context(groups: Groups, order: list[str]) -> Picture | None:
     return Picture("context", lines(series, "mean prompt tokens", "milliseconds a token", order), table)
 
 
-def _batches(groups: Groups, order: list[str]) -> Picture | None:
-    name = _widest(groups)
-    longest = max(group.setting.max_tokens for group in groups)
-    points: dict[str, list[tuple[int, float]]] = {}
+def _output(groups: Groups, order: list[str]) -> Picture | None:
+    """Of the shape's whole answers; speed at their beginnings and further on."""
+    series, data = [], []
     for group, rows in groups.items():
-        if group.set_name == name and group.setting.max_tokens == longest:
-            points.setdefault(group.label, []).append((group.setting.batch, speed(rows).tokens_per_s))
-    several = {label: sorted(found) for label, found in points.items() if len(found) > 1}
+        points = []
+        for low, high in itertools.pairwise(OUTPUT_BINS):
+            seconds, tokens = speed_within(rows, low, high)
+            if seconds:
+                points.append((low, 1000 * seconds / tokens))
+                data.append((group.label, f"{low} to {high - 1}", tokens, milliseconds(seconds / tokens, 2)))
+        if points:
+            series.append(Series(group.label, [x for x, _ in points], [y for _, y in points]))
+    if len({row[1] for row in data}) < 2:
+        return None
+    note = "Milliseconds a token of the deliveries that came when so many tokens of the answer were there."
+    table = Table("Speed against output length", ("method", "answer tokens", "tokens", "ms a token"), tuple(data), note)
+    return Picture("output", lines(series, "answer tokens before", "milliseconds a token", order), table)
+
+
+def _batches(groups: Groups, order: list[str]) -> Picture | None:
+    """Over the prompts that all batches have answered, at the answer length for which there are most batches."""
+    single = [group for group in groups if group.set_name != ALL_SETS]
+    lengths: dict[int, set[int]] = {}
+    for group in single:
+        lengths.setdefault(group.setting.max_tokens, set()).add(group.setting.batch)
+    longest = max(lengths, key=lambda length: (len(lengths[length]), length))
+    found: dict[str, dict[int, dict[tuple[str, str, int], Row]]] = {}
+    for group in single:
+        if group.setting.max_tokens == longest:
+            answers = found.setdefault(group.label, {}).setdefault(group.setting.batch, {})
+            answers.update({(row.set_name, row.prompt_id, row.turn): row for row in groups[group]})
+    points = {label: list(_batch_points(batches)) for label, batches in found.items() if len(batches) > 1}
+    several = {label: rates for label, rates in points.items() if rates}
     if not several:
         return None
-    series = [Series(label, [x for x, _ in found], [y for _, y in found]) for label, found in several.items()]
-    data = tuple((label, batch, f"{rate:.1f}") for label, found in several.items() for batch, rate in found)
-    table = Table(f"Speed against batch, at most {longest} tokens", ("method", "batch", "tokens/s, all answers together"), data)
+    series = [Series(label, [x for x, _, _ in rates], [y for _, y, _ in rates]) for label, rates in several.items()]
+    data = tuple((label, batch, f"{rate:.1f}", count) for label, rates in several.items() for batch, rate, count in rates)
+    title = f"Speed against batch, at most {longest} tokens"
+    headings = ("method", "batch", "tokens/s, all answers together", "answers")
+    table = Table(title, headings, data, "Of the prompts that every batch has answered.")
     return Picture("batch", lines(series, "answers decoded together", "tokens/s", order), table)
+
+
+def _batch_points(batches: dict[int, dict[tuple[str, str, int], Row]]) -> Iterator[tuple[int, float, int]]:
+    """(batch, tokens/s, answers)."""
+    shared = set.intersection(*(set(answers) for answers in batches.values()))
+    for batch in sorted(batches):
+        rows = [row for key, row in batches[batch].items() if key in shared]
+        if rows:
+            yield batch, speed(rows).tokens_per_s, len(rows)

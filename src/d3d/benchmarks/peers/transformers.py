@@ -26,7 +26,7 @@ class TransformersPeer:
         """kind: plain, lookup or assistant. Raises InvalidRequest without an assistant where one is needed, InvalidCheckpoint where
         its tokenizer is another."""
         if kind == "assistant" and assistant is None:
-            raise InvalidRequest("method transformers_assistant: name the assistant with --draft-model")
+            raise InvalidRequest("method transformers_assistant: name the assistant with --assistant or --draft-model")
         self._target = target
         self._kind = kind
         self._ignore_eos = ignore_eos
