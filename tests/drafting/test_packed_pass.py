@@ -12,6 +12,7 @@ from d3d.core.types import Outcome
 from d3d.drafting import packed_pass
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.layout import MASKED
+from d3d.drafting.outcomes import Doubt
 from d3d.drafting.packed_layout import PackedLayout, packed_layout
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
 from d3d.masks.dense import elementwise
@@ -194,8 +195,9 @@ def test_without_a_draft_the_drafter_guesses_the_next_token() -> None:
 
 
 @pytest.mark.parametrize("scope", ["slots", "all"])
-def test_clean_rows_guess_what_a_causal_model_would(scope: str) -> None:
+def test_clean_rows_guess_what_a_causal_model_would(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any draft, whoever made it; and the pass that prepares goes on behind it as if there had been none."""
+    monkeypatch.setattr(Doubt, "weight", 1.0)
     model = tiny_drafter(scope=scope)
     session = PackedDrafter(model, 97, "clean_rows").open(200, 16)
     token_ids = text(9)
@@ -210,6 +212,24 @@ def test_clean_rows_guess_what_a_causal_model_would(scope: str) -> None:
         assert session.length == len(token_ids)
         assert session.prepare(token_ids, DRAFT, outcomes, 6) == open_session(model).prepare(token_ids, DRAFT, outcomes, 6)
         token_ids = after(token_ids, DRAFT, outcomes[3])
+
+
+@pytest.mark.parametrize(("alignment", "learns"), [("next", True), ("same", False)])
+def test_a_sequence_learns_what_the_anchors_own_doubt_is_worth(alignment: str, learns: bool) -> None:
+    """Where the first drafted token has always been kept, verdicts that reject it are listed last; slots' chances stay as they are."""
+    session = open_session(tiny_drafter(alignment=alignment))
+    token_ids = text(9)
+    listed = []
+    for _ in range(12):
+        draft = session.draft(token_ids, 3).token_ids
+        outcomes = session.likely_outcomes(token_ids, draft, 16)
+        assert session.likely_outcomes(token_ids, draft, 16) == outcomes, "asking twice teaches nothing"
+        listed.append([outcome.num_accepted for outcome in outcomes].count(0))
+        token_ids = [*token_ids, draft[0], 5]
+    assert (session._doubt.weight < 0.1) is learns
+    if learns:
+        assert listed[0] > 0
+        assert listed[-1] == 0
 
 
 def test_clean_rows_beyond_the_drafters_context_guess_nothing() -> None:

@@ -5,7 +5,9 @@ It knows probabilities and token ids, no tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from d3d.core.types import Outcome
@@ -22,11 +24,42 @@ class Place(NamedTuple):
         return next((chance for guess, chance in zip(self.token_ids, self.chances, strict=True) if guess == token_id), 0.0)
 
 
-def likely_outcomes(draft: Sequence[int], places: Sequence[Place], budget: int) -> list[Outcome]:
+PRIOR = 0.2
+"""Rejections that a sequence is taken to have seen, and to have expected, before its first verdict. Small: four or five verdicts tell."""
+
+
+@dataclass
+class Doubt:
+    """What a clean row's doubt about a drafted token is worth, learned from a sequence's verdicts.
+
+    Such a row predicts as the target does, more or less, so its chances are those of a token being *sampled*. A greedy target takes the
+    best token however unlikely, one at a low temperature nearly so. The chance that a token is kept is therefore taken to be
+    chance ** weight: 1 where the chances are right, near 0 where the best token always comes. The weight is rejections / rejections
+    expected, a token of chance c counting as -ln c of them: the maximum-likelihood estimate where -ln c is the hazard of a rejection,
+    with PRIOR of each at first.
+    """
+
+    rejected: float = PRIOR
+    expected: float = PRIOR
+
+    @property
+    def weight(self) -> float:
+        return self.rejected / self.expected
+
+    def learn(self, chances: Sequence[float], kept: int, seen: int) -> None:
+        """chances: of a draft's first tokens; of these tokens `seen` have been decided, and the first `kept` of them stayed."""
+        decided = chances[: min(seen, kept + 1)]
+        self.expected += sum(-math.log(max(chance, 1e-9)) for chance in decided)
+        self.rejected += kept < len(decided)
+
+
+def likely_outcomes(draft: Sequence[int], places: Sequence[Place], budget: int, *, num_clean: int = 0, doubt: float = 1.0) -> list[Outcome]:
     """At most `budget` verdicts, the likeliest first; from two on, one that accepts the whole draft is among them if there is a guess.
 
     places[k]: guesses for the token that follows k accepted ones, len(draft) + 1 of them. The chance of an outcome is that of the k tokens
-    times that of the guess; a rejected token is never its own bonus token. Raises ValueError for too few places or no budget.
+    being kept, times that of a rejection behind them, times that of the guess given a rejection; a rejected token is never its own bonus
+    token. A token's chance to be kept is the drafter's, in the first `num_clean` places to the power `doubt` (see `Doubt`).
+    Raises ValueError for too few places or no budget.
     """
     if budget < 1 or len(places) <= len(draft):
         raise ValueError(
@@ -34,12 +67,14 @@ def likely_outcomes(draft: Sequence[int], places: Sequence[Place], budget: int) 
         )
     found: list[tuple[float, Outcome]] = []
     reached = 1.0
-    for num_accepted in range(len(draft) + 1):
+    for num_accepted, place in enumerate(places[: len(draft) + 1]):
         rejected = draft[num_accepted] if num_accepted < len(draft) else None
-        guesses = zip(*places[num_accepted], strict=True)
-        found += [(reached * chance, Outcome(num_accepted, guess)) for guess, chance in guesses if guess != rejected and chance > 0]
-        if rejected is not None:
-            reached *= places[num_accepted].chance(rejected)
+        chance = 0.0 if rejected is None else place.chance(rejected)
+        kept = chance**doubt if num_accepted < num_clean and chance > 0 else chance
+        scale = reached * ((1.0 - kept) / (1.0 - chance) if chance < 1.0 else 1.0)
+        guesses = zip(*place, strict=True)
+        found += [(scale * guess, Outcome(num_accepted, token)) for token, guess in guesses if token != rejected and guess > 0]
+        reached *= kept
     found.sort(key=lambda pair: -pair[0])
     return within_budget([outcome for _, outcome in found], budget, len(draft))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.block_drafter import CATCH_UP_ROWS, NOT_FINITE, last_tokens, unknown_id
-from d3d.drafting.outcomes import Place, likely_outcomes
+from d3d.drafting.outcomes import Doubt, Place, likely_outcomes
 from d3d.drafting.packed_layout import PackedLayout, packed_layout
 from d3d.masks.dense import causal
 from d3d.models.drafter import DrafterModel
@@ -66,6 +66,9 @@ class PackedSession:
         self._cache = cache
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         """Of the last pass, by the length of the text that a block follows and that text's last token."""
+        self._doubt = Doubt()
+        self._expected: tuple[int, tuple[int, ...], list[float]] = (0, (), [])
+        """Length of the text behind which outcomes were listed last, the draft, and what the clean places gave its tokens."""
 
     @property
     def length(self) -> int:
@@ -82,8 +85,23 @@ class PackedSession:
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
         """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them; none where the drafter can't say."""
-        places = self._block_places(text, draft) if self._drafter.guess_from == "block" else self._clean_places(text, draft)
-        return likely_outcomes(draft, places, min(budget, self._budget)) if places else []
+        from_block = self._drafter.guess_from == "block"
+        places = self._block_places(text, draft) if from_block else self._clean_places(text, draft)
+        self._learn(text)
+        if not places:
+            return []
+        num_clean = self._model.config.own_rows if from_block else len(places)
+        chances = [place.chance(token) for token, place in zip(draft, places[:num_clean], strict=False)]
+        self._expected = (len(text), tuple(draft), chances)
+        return likely_outcomes(draft, places, min(budget, self._budget), num_clean=num_clean, doubt=self._doubt.weight)
+
+    def _learn(self, text: list[int]) -> None:
+        """What has become of the draft whose outcomes were listed last, as `text` tells."""
+        start, draft, chances = self._expected
+        came = text[start : start + len(chances)]
+        kept = next((place for place, (token, drafted) in enumerate(zip(came, draft, strict=False)) if token != drafted), len(came))
+        self._doubt.learn(chances, kept, len(came))
+        self._expected = (0, (), [])
 
     def _block_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
         """A draft that did not come out of the last pass costs a pass; none for what is not this drafter's own draft."""
