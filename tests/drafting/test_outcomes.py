@@ -71,10 +71,16 @@ def test_too_few_places_and_no_budget_are_refused(num_places: int, budget: int) 
 
 
 def test_doubt_that_means_nothing_moves_an_outcome_behind_those_that_accept_the_token() -> None:
-    places = [Place((1, 2), (0.4, 0.6)), Place((7, 8), (0.6, 0.4))]
+    places = [Place((1, 2), (0.55, 0.45)), Place((7, 8), (0.6, 0.4))]
     assert likely_outcomes([1], places, 3) == [Outcome(0, 2), Outcome(1, 7), Outcome(1, 8)]
     assert likely_outcomes([1], places, 3, num_clean=1, doubt=0.1) == [Outcome(1, 7), Outcome(1, 8), Outcome(0, 2)]
     assert likely_outcomes([1], places, 3, num_clean=0, doubt=0.1) == likely_outcomes([1], places, 3), "no slot is meant"
+
+
+def test_a_token_that_is_not_the_best_of_a_clean_row_is_the_surer_rejected_the_less_its_doubt_means() -> None:
+    places = [Place((2, 1, 3), (0.36, 0.35, 0.29)), Place((7,), (1.0,))]
+    assert likely_outcomes([1], places, 3) == [Outcome(0, 2), Outcome(1, 7), Outcome(0, 3)]
+    assert likely_outcomes([1], places, 3, num_clean=2, doubt=0.2) == [Outcome(0, 2), Outcome(0, 3), Outcome(1, 7)]
 
 
 def test_chances_with_doubt_are_those_of_the_definition() -> None:

@@ -87,7 +87,7 @@ def test_one_list_serves_all_budgets(guess_from: str) -> None:
 
 
 def test_clean_rows_of_the_targets_own_weights_foresee_a_greedy_answer() -> None:
-    """A drafter whose clean rows are the target's knows the verdict as soon as it has run over the draft; budget 1 is enough."""
+    """A drafter whose clean rows are the target's knows the verdict as soon as it has run over the draft, and learns to trust itself."""
     base = tiny_transformer(seed=1)
     model = tiny_drafter(base)
     answers = []
@@ -96,8 +96,10 @@ def test_clean_rows_of_the_targets_own_weights_foresee_a_greedy_answer() -> None
         for _ in range(16):
             ids = [*ids, *reference_draft(model, ids, 1)]  # the anchor's own clean row: the target's greedy choice
         answers.append(Sample(ids[:5], ids[5:], "test", 0.0, 0))
-    _, hits = replay_outcomes(PackedDrafter(model, 97, "clean_rows"), answers, 4, budgets=(64,))
+    _, hits = replay_outcomes(PackedDrafter(model, 97, "clean_rows"), answers, 4, budgets=(1, 64))
+    _, slots = replay_outcomes(PackedDrafter(model, 97, "block"), answers, 4, budgets=(1, 64))
     assert hits.hit_rate[64] == 1.0
+    assert (hits.hit_rate[1] or 0) > max(0.7, slots.hit_rate[1] or 0)
 
 
 def test_counts_of_several_answers_add_up_and_others_do_not() -> None:

@@ -53,12 +53,18 @@ class Doubt:
         self.rejected += kept < len(decided)
 
 
+def weighted(chance: float, doubt: float, *, best: bool) -> float:
+    """The chance that a token is kept, from what a clean row gives it; `best`: whether it is the likeliest there. The less the doubt of
+    such rows means, the surer the best token comes, and the surer no other does."""
+    return chance**doubt if best else chance * min(1.0, doubt)
+
+
 def likely_outcomes(draft: Sequence[int], places: Sequence[Place], budget: int, *, num_clean: int = 0, doubt: float = 1.0) -> list[Outcome]:
     """At most `budget` verdicts, the likeliest first; from two on, one that accepts the whole draft is among them if there is a guess.
 
     places[k]: guesses for the token that follows k accepted ones, len(draft) + 1 of them. The chance of an outcome is that of the k tokens
     being kept, times that of a rejection behind them, times that of the guess given a rejection; a rejected token is never its own bonus
-    token. A token's chance to be kept is the drafter's, in the first `num_clean` places to the power `doubt` (see `Doubt`).
+    token. A token's chance to be kept is the drafter's, in the first `num_clean` places as `doubt` has it (see `Doubt`, `weighted`).
     Raises ValueError for too few places or no budget.
     """
     if budget < 1 or len(places) <= len(draft):
@@ -70,7 +76,8 @@ def likely_outcomes(draft: Sequence[int], places: Sequence[Place], budget: int, 
     for num_accepted, place in enumerate(places[: len(draft) + 1]):
         rejected = draft[num_accepted] if num_accepted < len(draft) else None
         chance = 0.0 if rejected is None else place.chance(rejected)
-        kept = chance**doubt if num_accepted < num_clean and chance > 0 else chance
+        is_clean = num_accepted < num_clean
+        kept = weighted(chance, doubt, best=rejected in place.token_ids[:1]) if is_clean else chance
         scale = reached * ((1.0 - kept) / (1.0 - chance) if chance < 1.0 else 1.0)
         guesses = zip(*place, strict=True)
         found += [(scale * guess, Outcome(num_accepted, token)) for token, guess in guesses if token != rejected and guess > 0]

@@ -6,6 +6,7 @@ outcome accepts, its guessed bonus token is its own clean anchor, and its slots 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -68,7 +69,8 @@ class PackedSession:
         """Of the last pass, by the length of the text that a block follows and that text's last token."""
         self._doubt = Doubt()
         self._expected: tuple[int, tuple[int, ...], list[float]] = (0, (), [])
-        """Length of the text behind which outcomes were listed last, the draft, and what the clean places gave its tokens."""
+        """Length of the text behind which outcomes were listed last, the draft, and what clean rows gave its first tokens, as far as these
+        are their best."""
 
     @property
     def length(self) -> int:
@@ -91,7 +93,9 @@ class PackedSession:
         if not places:
             return []
         num_clean = self._model.config.own_rows if from_block else len(places)
-        chances = [place.chance(token) for token, place in zip(draft, places[:num_clean], strict=False)]
+        clean = zip(draft, places[:num_clean], strict=False)
+        best = itertools.takewhile(lambda pair: pair[0] == pair[1].token_ids[0], clean)
+        chances = [place.chance(token) for token, place in best]
         self._expected = (len(text), tuple(draft), chances)
         return likely_outcomes(draft, places, min(budget, self._budget), num_clean=num_clean, doubt=self._doubt.weight)
 
