@@ -17,7 +17,10 @@ from pydantic import ValidationError
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import TargetEngine
 from d3d.core.types import SamplingParams
+from d3d.decoding.auto import AutoDrafter
+from d3d.decoding.auto_modes import USUAL_ROWS, Surroundings, auto_decoding
 from d3d.decoding.loop import decode
+from d3d.decoding.mode_choice import ModeTimes
 from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, AsyncOptions, Decoding, ModeOptions, decoding
 from d3d.decoding.modes import MODES as MODES
 from d3d.decoding.request import Request, new_request
@@ -32,8 +35,10 @@ from d3d.models.loading import resolve_drafter
 from d3d.models.open_model import OpenModel, TargetModel, open_model
 from d3d.models.presets import PRESETS, Preset
 from d3d.runtime.async_drafter import AsyncDrafter
+from d3d.runtime.auto_placement import room_for_worker
 from d3d.runtime.coordinator import MissPolicy, Policy
 from d3d.runtime.opening import Running, open_coordinator
+from d3d.runtime.placement import available_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -55,6 +60,8 @@ class Model:
     """The checkpoint that the drafter came from; async mode with `placement="processes"` loads it again."""
     _running: dict[str, Running] = field(default_factory=dict, repr=False, compare=False)
     """Async mode's, by placement."""
+    _times: dict[ModeOptions, dict[int, ModeTimes]] = field(default_factory=dict, repr=False, compare=False)
+    """What auto mode has measured, by options."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -83,8 +90,17 @@ class Model:
         return best_rows(self.engine, self.drafter.model, min(DEFAULT_FUSED_DRAFT_LENGTH, longest))
 
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:
-        """What the loop is given for a mode. Raises InvalidRequest."""
+        """What the loop is given for a mode; in auto mode for one generation. Raises InvalidRequest."""
+        if mode == "auto":
+            return auto_decoding(self.engine, self.drafter, options, self._surroundings(options))
         return decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows, self._open_async)
+
+    def _surroundings(self, options: ModeOptions) -> Surroundings:
+        measured = self.__dict__.get("fused_rows")  # auto mode does not measure rows, but takes what has been measured
+        preset = None if self.preset is None else self.preset.fused_rows
+        room = room_for_worker(self.target.device, len(available_cores()), is_stored=self.drafter_path is not None)
+        times = self._times.setdefault(options, {})
+        return Surroundings(preset or measured or USUAL_ROWS, self._open_async, room.placement, room.reason, times)
 
     def encode(self, prompt: str | Messages | list[int], *, raw: bool = False, thinking: bool | None = None) -> list[int]:
         """Token ids of a prompt: a user's turn, a conversation (both through the chat template), text as it is (`raw`), or ids.
@@ -135,8 +151,8 @@ class Model:
     ) -> Iterator[StreamChunk]:
         """Answer piece by piece: the first token at once, then one chunk a round.
 
-        mode: "plain", "serial", "fused" or "async" (default: serial where there is a drafter). draft_length, num_denoise_steps, rows,
-        outcomes, miss_policy, placement: see `ModeOptions`. sampling: fields of `SamplingParams`.
+        mode: "plain", "serial", "fused", "async" or "auto" (default: serial where there is a drafter). draft_length,
+        num_denoise_steps, rows, outcomes, miss_policy, placement: see `ModeOptions`. sampling: fields of `SamplingParams`.
         Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for. The first request in async
         mode starts a draft worker and waits for it (WorkerFailed where it does not come up), which `close` ends.
         """
@@ -152,7 +168,9 @@ class Model:
             device=self.target.device,
         )
         chosen = self.decoding(mode, options)
-        settings = Settings(mode, chosen.draft_length, num_denoise_steps or 1, None if params.greedy else request.sequence.seed, thinking)
+        seed = None if params.greedy else request.sequence.seed
+        report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
+        settings = Settings(mode, chosen.draft_length, num_denoise_steps or 1, seed, thinking, report)
         return self._run(request, chosen, settings)
 
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:

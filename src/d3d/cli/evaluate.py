@@ -92,6 +92,8 @@ def _guess_from(mode: str, guess_from: str | None) -> GuessFrom:
     from d3d.core.errors import InvalidRequest
     from d3d.drafting.packed_pass import GUESS_FROM
 
+    if mode == "auto":
+        raise InvalidRequest("mode: auto chooses by time, and a replay runs no target that could be timed; take serial, fused or async")
     if mode not in MODES:
         raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
     if guess_from is not None and mode != "async":

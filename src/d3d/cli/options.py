@@ -18,7 +18,9 @@ DEFAULT_MODEL = "smollm2-135m"
 ModelOption = Annotated[str | None, typer.Option(help=f"Preset that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")]
 TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")]
 DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")]
-ModeOption = Annotated[str | None, typer.Option(help="plain, serial, fused or async. Default: serial where there is a drafter.")]
+ModeOption = Annotated[
+    str | None, typer.Option(help="plain, serial, fused, async or auto, the fastest of these. Default: serial where there is a drafter.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 EngineOption = Annotated[
     str, typer.Option(help="What runs the target: native, or transformers for any causal language model (slower; plain and serial only).")

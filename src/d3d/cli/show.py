@@ -76,7 +76,8 @@ def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
     speculation = result.speculation
     if speculation is None:
         return f"{line}; speculation: off ({'plain mode' if has_drafter else 'no drafter was given, --drafter names one'})"
-    line = f"{line}; speculation: {speculation.mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"
+    mode = speculation.mode if speculation.choice is None else f"auto chose {speculation.choice.mode}"
+    line = f"{line}; speculation: {mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"
     if speculation.overlap is None or speculation.overlap.hit_rate is None:
         return line
     fallbacks = ", ".join(f"{cause} {count}" for cause, count in speculation.overlap.fallbacks.items())

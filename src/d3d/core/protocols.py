@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from d3d.core.sequence import Sequence
-from d3d.core.types import DraftBlock, Outcome, Verdict
+from d3d.core.types import DraftBlock, Outcome, RoundStats, Verdict
 
 
 class TargetSession(Protocol):
@@ -90,6 +90,19 @@ class Closable(Protocol):
     """A session that holds something elsewhere, and must hear when it is not needed any more."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A drafter that wants to know what its drafts have come to."""
+
+    def prefilled(self, target: TargetSession, seconds: float) -> None:
+        """The target has read all prompts. It is the session that will verify."""
+        ...
+
+    def observe(self, rounds: ListLike[RoundStats]) -> None:
+        """A round has ended; one entry for each sequence that was in it."""
+        ...
 
 
 class PreparingSession(Protocol):

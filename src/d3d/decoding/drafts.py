@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
-from d3d.core.protocols import Closable, Drafter, DraftSession, SelfDrafter, TargetSession
-from d3d.core.types import DraftBlock
+from d3d.core.protocols import Closable, Drafter, DraftSession, SelfDrafter, TargetSession, Watcher
+from d3d.core.types import DraftBlock, RoundStats
 from d3d.decoding.request import Request
 
 NO_DRAFT = DraftBlock()
@@ -47,6 +47,16 @@ class Drafts:
         self._faulty = {row for row, block in enumerate(blocks) if block.fault is not None}
         drafted = {id(member): block for member, block in zip(self._members, blocks, strict=True)}
         return [drafted.get(id(request), NO_DRAFT) for request in requests]
+
+    def prefilled(self, seconds: float) -> None:
+        """Tell a drafter that wants to know how long the prompts took."""
+        if isinstance(self._drafter, Watcher):
+            self._drafter.prefilled(self._target, seconds)
+
+    def observe(self, rounds: ListLike[RoundStats]) -> None:
+        """Tell it what a round came to."""
+        if isinstance(self._drafter, Watcher):
+            self._drafter.observe(rounds)
 
     def close(self) -> None:
         """Let the session go, whether or not its requests have ended."""

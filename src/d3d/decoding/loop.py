@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,9 +53,13 @@ def decode(target: TargetEngine, drafter: Drafter | None, requests: list[Request
 
 
 def _decode(session: TargetSession, drafts: Drafts | None, requests: list[Request]) -> Iterator[Event]:
+    started = time.perf_counter()
     logits = session.forward([request.sequence.token_ids for request in requests], last_only=True)
-    for index, (request, row) in enumerate(zip(requests, logits, strict=True)):
-        scan = request.scanner.scan(sample_match(row, (), request.sequence, request.eos_token_ids))
+    verdicts = [sample_match(row, (), each.sequence, each.eos_token_ids) for row, each in zip(logits, requests, strict=True)]
+    if drafts is not None:
+        drafts.prefilled(time.perf_counter() - started)
+    for index, (request, verdict) in enumerate(zip(requests, verdicts, strict=True)):
+        scan = request.scanner.scan(verdict)
         request.sequence.commit(scan.verdict.token_ids)
         request.sequence.finish_reason = scan.finish_reason
         yield _event(index, scan, None, None)

@@ -12,8 +12,8 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
 from d3d.engines.native import NativeEngine
 
-Mode = Literal["plain", "serial", "fused", "async"]
-MODES: tuple[Mode, ...] = ("plain", "serial", "fused", "async")
+Mode = Literal["plain", "serial", "fused", "async", "auto"]
+MODES: tuple[Mode, ...] = ("plain", "serial", "fused", "async", "auto")
 
 DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_FUSED_DRAFT_LENGTH = 6
@@ -63,9 +63,9 @@ def decoding(
     default_rows: Callable[[], int],
     open_async: Callable[[AsyncOptions], Drafter],
 ) -> Decoding:
-    """`default_rows`: what fused mode gets where the options name no rows; `open_async`: makes async mode's drafter. Raises
-    InvalidRequest for a mode that does not exist or that this drafter can't serve, and for options that mean nothing in it or are out of
-    range."""
+    """For every mode but auto, which `auto_modes` makes of these. `default_rows`: what fused mode gets where the options name no rows;
+    `open_async`: makes async mode's drafter. Raises InvalidRequest for a mode that does not exist or that this drafter can't serve, and
+    for options that mean nothing in it or are out of range."""
     if mode not in MODES:
         raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
     _refuse_foreign(mode, options)

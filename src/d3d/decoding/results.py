@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from d3d.core.types import FinishReason, RoundStats, TokenLogprob
 from d3d.decoding.loop import Event
+from d3d.decoding.mode_choice import Choice
 from d3d.decoding.timeline import Overlap, overlap
 
 HOPELESS_ROUNDS = 32
@@ -53,11 +54,13 @@ class Speculation:
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
     overlap: Overlap | None = None
-    """Async mode only."""
+    """Async mode only, and auto mode that has tried it."""
+    choice: Choice | None = None
+    """Auto mode only."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain JSON values; `undrafted_rounds` in fused mode only, where it says what the budget of rows has cost; those
-        of `Overlap` in async mode only."""
+        """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode only, where it says what the budget of rows, or
+        plain rounds, have cost; those of `Overlap` where there are some; `auto`, a `Choice`, in auto mode."""
         fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
@@ -68,7 +71,9 @@ class Speculation:
         }
         if self.overlap is not None:
             fields |= self.overlap.to_dict()
-        return fields | {"undrafted_rounds": self.undrafted_rounds} if self.mode == "fused" else fields
+        if self.mode in ("fused", "auto"):
+            fields["undrafted_rounds"] = self.undrafted_rounds
+        return fields if self.choice is None else fields | {"auto": self.choice.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class Settings:
     num_denoise_steps: int = 1
     seed: int | None = None
     thinking: bool | None = None
+    choice: Callable[[], Choice] | None = None
+    """Asked at the end what auto mode has chosen."""
 
 
 @dataclass
@@ -191,6 +198,8 @@ class Recorder:
 def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequence[str] = ()) -> Speculation:
     """The figures of a generation's rounds; zeros where there was none."""
     count, kept = len(rounds), [stats.num_accepted for stats in rounds]
+    choice = None if settings.choice is None else settings.choice()
+    has_async = settings.mode == "async" or any(stats.preparation is not None for stats in rounds)
     drafted = sum(stats.draft_length for stats in rounds)
     return Speculation(
         mode=settings.mode,
@@ -202,15 +211,18 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
         undrafted_rounds=sum(stats.draft_length == 0 for stats in rounds),
         draft_length=settings.draft_length,
         num_denoise_steps=settings.num_denoise_steps,
-        warnings=tuple(_warnings(rounds, faults)),
-        overlap=overlap(rounds, settings.draft_length) if settings.mode == "async" else None,
+        warnings=tuple(_warnings(rounds, faults, choice)),
+        overlap=overlap(rounds, settings.draft_length) if has_async else None,
+        choice=choice,
     )
 
 
-def _warnings(rounds: Sequence[RoundStats], faults: Sequence[str]) -> Iterator[str]:
+def _warnings(rounds: Sequence[RoundStats], faults: Sequence[str], choice: Choice | None) -> Iterator[str]:
     for fault in faults:
         yield f"drafting stopped: {fault}; the rest was decoded plainly"
+    for fault in () if choice is None else choice.faults:
+        yield f"auto mode went on without {fault}"
     yield from dict.fromkeys(note for stats in rounds if stats.preparation is not None for note in stats.preparation.notes)
     drafted_rounds = sum(stats.draft_length > 0 for stats in rounds)
-    if drafted_rounds >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in rounds):
+    if choice is None and drafted_rounds >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in rounds):
         yield f"not one drafted token was kept in {drafted_rounds} rounds: this drafter does not fit the target; --mode plain is faster"

@@ -41,19 +41,18 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
         scans.append(scan)
     target.crop([len(request.sequence) - 1 for request in requests])
     t_draft, t_verify = drafted - started, time.perf_counter() - drafted
-    return [
-        RoundResult(
-            scan,
-            RoundStats(
-                len(block.token_ids),
-                scan.verdict.num_accepted,
-                len(scan.verdict.token_ids),
-                t_draft,
-                t_verify,
-                started,
-                block.preparation,
-            ),
-            block.fault,
+    stats = [
+        RoundStats(
+            len(block.token_ids),
+            scan.verdict.num_accepted,
+            len(scan.verdict.token_ids),
+            t_draft,
+            t_verify,
+            started,
+            block.preparation,
         )
         for scan, block in zip(scans, blocks, strict=True)
     ]
+    if drafts is not None:
+        drafts.observe(stats)
+    return [RoundResult(scan, one, block.fault) for scan, one, block in zip(scans, stats, blocks, strict=True)]

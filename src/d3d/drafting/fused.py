@@ -125,6 +125,11 @@ class FusedSession:
         """Ids of sequences whose slots have spoiled a pass."""
 
     @property
+    def native(self) -> NativeSession:
+        """The session underneath; a pass without a plan is one of its own."""
+        return self._session
+
+    @property
     def lengths(self) -> list[int]:
         return self._session.lengths
 
