@@ -101,6 +101,9 @@ def test_flags_reach_the_model(chat: Any, seen: list[Any]) -> None:
         "draft_length": 3,
         "num_denoise_steps": 2,
         "rows": None,
+        "outcomes": None,
+        "miss_policy": None,
+        "placement": None,
         "thinking": False,
         "max_tokens": 4,
     }

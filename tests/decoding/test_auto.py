@@ -102,7 +102,7 @@ def test_a_hopeless_drafter_costs_a_tenth_of_the_time_at_most(sampling: str, tar
         choice = drafter.report()
         assert choice.mode == PLAIN
         assert "drafting does not pay here" in choice.why
-        assert sum(choice.rounds.values()) == len(one.rounds)
+        assert sum(choice.rounds.values()) == len(one.rounds) - 1, "the last token needs no draft, so nobody is asked"
 
 
 def test_the_best_mode_is_taken_and_remembered(target: NativeEngine, clock: Clock) -> None:
@@ -150,10 +150,6 @@ def test_a_mode_that_breaks_is_left_out_and_the_others_go_on(break_it: Any, targ
     assert choice.mode == "async"
     assert "told to" in choice.left_out["serial"]
     assert len(choice.faults) == 1
-
-
-class Alternating(dict[int, ModeTimes]):
-    """Times that make every mode look good in turn: a new mode every round."""
 
 
 def test_modes_that_change_every_round_leave_the_answer_as_it_is(target: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,13 +209,13 @@ def test_a_drafter_that_would_have_to_read_a_long_text_first_is_not_tried_for_no
         return 1000
 
     one = chooser("serial")
-    one.row_s = 0.05  # fifty plain rounds to catch up
+    one.prefill = Round(51.0, 1000)  # fifty plain rounds to catch up
     machine = Machine({"serial": (2.2, 4.0)})
     assert machine.answer(one, 128, missing) == pytest.approx(127.0)
     assert set(machine.taken) == {PLAIN}
     assert "serial could not be tried" in one.choice.why
     cheap = chooser("serial")
-    cheap.row_s = 0.001
+    cheap.prefill = Round(2.0, 1000)
     machine.answer(cheap, 128, missing)
     assert "serial" in machine.taken
 
@@ -227,7 +227,7 @@ def test_one_that_is_known_to_be_good_is_worth_the_reading() -> None:
             times.add(PLAIN, Round(1.0, 1))
             times.add("serial", Round(2.0, 4))
         one = chooser("serial", times=times)
-        one.row_s = row_s
+        one.prefill = Round(1 + 1000 * row_s, 1000)
         return one.choose(length, {"serial": 1000})
 
     assert first(128, 0.01) == "serial", "ten rounds against half of the next 128"

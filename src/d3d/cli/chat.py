@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,11 +29,15 @@ def chat(
     draft_length: o.DraftLengthOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
+    outcomes: o.OutcomesOption = None,
+    miss_policy: o.MissPolicyOption = None,
+    placement: o.PlacementOption = None,
     thinking: o.ThinkingOption = None,
     engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
+    dry_run: o.DryRunOption = False,
 ) -> None:
     """Talk with a model, turn by turn. /new starts over; Ctrl-C ends an answer, /exit or Ctrl-D the conversation."""
     sampling = o.sampling_options({"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed})
@@ -41,7 +45,13 @@ def chat(
     from d3d.cli.show import LEGEND, summary
     from d3d.core.errors import InvalidRequest
 
-    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype, engine).load()
+    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine)
+    if dry_run:
+        o.show_dry_run(choice, (draft_length, denoise_steps, rows, outcomes, miss_policy, placement), max_tokens, as_json=False)
+        return
+    loaded = choice.load()
+    of_mode: dict[str, Any] = {"mode": mode, "draft_length": draft_length, "num_denoise_steps": denoise_steps, "rows": rows}
+    of_mode |= {"outcomes": outcomes, "miss_policy": miss_policy, "placement": placement}
     for text in (
         o.thinking_warning(loaded.target, thinking),
         "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends" if sys.stdin.isatty() else None,
@@ -58,9 +68,7 @@ def chat(
             continue
         messages.append({"role": "user", "content": turn})
         try:
-            chunks = loaded.stream(
-                messages, mode=mode, draft_length=draft_length, num_denoise_steps=denoise_steps, rows=rows, thinking=thinking, **sampling
-            )
+            chunks = loaded.stream(messages, thinking=thinking, **of_mode, **sampling)
         except InvalidRequest as error:
             if len(messages) == len(opening) + 1:
                 raise
@@ -73,8 +81,7 @@ def chat(
             continue
         messages.append({"role": "assistant", "content": result.text})
         note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
-        for warning in result.speculation.warnings if result.speculation else ():
-            note(f"warning: {warning}", "yellow")
+        o.note_speculation(result)
 
 
 def _answer(chunks: Iterator[StreamChunk], tokenizer: PreTrainedTokenizerFast | None) -> GenerationResult | None:

@@ -43,6 +43,7 @@ def generate(
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
+    dry_run: o.DryRunOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")] = False,
 ) -> None:
     """Answer one prompt; the text streams to standard output, a summary goes to standard error."""
@@ -55,7 +56,11 @@ def generate(
         raise InvalidRequest("--logprobs is shown by --json only; add --json, or leave --logprobs out")
     o.check_trace(trace)
     text = o.read_prompt(prompt, raw=raw)
-    loaded = o.ModelChoice(model, target, drafter, mode, device, dtype, engine).load()
+    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine)
+    if dry_run:
+        o.show_dry_run(choice, (draft_length, denoise_steps, rows, outcomes, miss_policy, placement), max_tokens, as_json=as_json)
+        return
+    loaded = choice.load()
     chunks = loaded.stream(
         text,
         mode=mode,
@@ -75,8 +80,7 @@ def generate(
     note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
     if color:
         typer.echo(LEGEND, err=True)
-    for warning in result.speculation.warnings if result.speculation else ():
-        note(f"warning: {warning}", "yellow")
+    o.note_speculation(result)
     if trace is not None:
         o.write_trace(trace, result, loaded.dtype_name)
     if as_json:

@@ -56,6 +56,7 @@ LogprobsOption = Annotated[
     int | None, typer.Option(help="Report each token's log-probability and this many best alternatives; needs --json.")
 ]
 ThinkingOption = Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Handed to the chat template as enable_thinking.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would run where, load no weights, and answer nothing.")]
 ColorOption = Annotated[bool, typer.Option("--color", help="Show which tokens the drafter proposed and the target kept.")]
 
 
@@ -72,8 +73,15 @@ class ModelChoice:
     engine: str = "native"
 
     def load(self) -> Model:
-        """Raises InvalidRequest for options that contradict each other, before anything is fetched or read."""
-        from d3d.api import ENGINES, MODES, load
+        """Raises InvalidRequest as `check`."""
+        from d3d.api import load
+
+        name = self.check()
+        return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain", engine=self.engine)
+
+    def check(self) -> str:
+        """The target's name. Raises InvalidRequest for options that contradict each other, before anything is fetched or read."""
+        from d3d.api import ENGINES, MODES
         from d3d.core.errors import InvalidRequest
         from d3d.models.presets import PRESETS, find_preset
 
@@ -95,7 +103,30 @@ class ModelChoice:
             find_preset(name)
         elif self.mode in ("serial", "fused", "async") and self.drafter is None and name not in PRESETS:
             raise InvalidRequest(f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain")
-        return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain", engine=self.engine)
+        return name
+
+
+def note_speculation(result: GenerationResult) -> None:
+    """On standard error: what auto mode has chosen and why, and what went wrong."""
+    from d3d.cli.console import note
+
+    if result.speculation is None:
+        return
+    if result.speculation.choice is not None:
+        note(f"auto: {result.speculation.choice.why}")
+    for warning in result.speculation.warnings:
+        note(f"warning: {warning}", "yellow")
+
+
+def show_dry_run(choice: ModelChoice, mode_options: tuple[Any, ...], max_tokens: int, *, as_json: bool) -> None:
+    """Print what would run where; `mode_options`: fields of `ModeOptions`, in their order. Raises InvalidRequest, InvalidCheckpoint."""
+    import json
+
+    from d3d.cli.dry_run import dry_run, lines
+    from d3d.decoding.modes import ModeOptions
+
+    plan = dry_run(choice, ModeOptions(*mode_options), max_tokens)
+    typer.echo(json.dumps(plan) if as_json else "\n".join(lines(plan)))
 
 
 def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from d3d.core.protocols import Closable, Drafter, DraftSession, SelfDrafter, TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock, RoundStats
-from d3d.decoding.mode_choice import PLAIN, Choice, Chooser, ModeTimes
+from d3d.decoding.mode_choice import PLAIN, Choice, Chooser, ModeTimes, Round
 from d3d.drafting.fused import FusedDrafter, FusedSession
 
 
@@ -49,7 +49,7 @@ class AutoDrafter:
     def prefilled(self, target: TargetSession, seconds: float) -> None:
         self.target = target
         times = self._times.setdefault(len(target.lengths), ModeTimes())
-        self.chooser = Chooser(tuple(self.candidates), times, self.chooser.left_out, seconds / max(1, sum(target.lengths)))
+        self.chooser = Chooser(tuple(self.candidates), times, self.chooser.left_out, Round(seconds, sum(target.lengths)))
 
     def observe(self, rounds: ListLike[RoundStats]) -> None:
         tokens = sum(stats.num_committed for stats in rounds) / len(rounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from d3d.core.errors import D3DError, InvalidRequest
@@ -37,14 +37,19 @@ def auto_decoding(target: TargetEngine, drafter: BlockDrafter | None, options: M
     """What the loop is given for auto mode, for one generation. Raises InvalidRequest for options
     that none of the modes looks at, or that are out of range."""
     modes, left_out = _modes(target, drafter, options, around)
-    for name, mode in OPTIONS_OF.items():
-        if getattr(options, name) is not None and mode in left_out:
-            raise InvalidRequest(f"{name.replace('_', ' ').removeprefix('num ')}: auto leaves {mode} mode out here: {left_out[mode]}")
-    if drafter is None and options.draft_length is not None:
-        raise InvalidRequest("draft length: the target was loaded without a drafter; leave it out, or name a drafter")
+    refuse_options_of(left_out, options)
     candidates = {mode: Candidate(one.drafter, one.draft_length) for mode, one in modes.items() if one.drafter is not None}
     auto = AutoDrafter(candidates, left_out, around.times)
     return Decoding(modes["fused"].target if "fused" in modes else target, auto, auto.block_size)
+
+
+def refuse_options_of(left_out: Mapping[str, str], options: ModeOptions) -> None:
+    """Raises InvalidRequest for options that only modes look at which auto mode leaves out; `left_out` says why."""
+    for name, mode in OPTIONS_OF.items():
+        if getattr(options, name) is not None and mode in left_out:
+            raise InvalidRequest(f"{name.replace('_', ' ').removeprefix('num ')}: auto leaves {mode} mode out here: {left_out[mode]}")
+    if options.draft_length is not None and "serial" in left_out:
+        raise InvalidRequest(f"draft length: auto drafts nothing here: {left_out['serial']}")
 
 
 def _modes(

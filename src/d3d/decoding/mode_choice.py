@@ -163,8 +163,8 @@ class Chooser:
     """Modes besides plain, in the order in which they are tried."""
     times: ModeTimes = field(default_factory=ModeTimes)
     left_out: dict[str, str] = field(default_factory=dict)
-    row_s: float = 0.0
-    """Seconds that a token takes in a long pass: what a drafter's cache costs to fill."""
+    prefill: Round = field(default_factory=lambda: Round(0.0, 1.0))
+    """Seconds that the target took for the prompts, and their tokens: what a drafter's own cache costs to fill is told by them."""
 
     def __post_init__(self) -> None:
         self.times.new_text()
@@ -299,7 +299,9 @@ class Chooser:
         return self._debt_s + expected <= self._limit_s
 
     def _entry_s(self, mode: str, missing: Mapping[str, int]) -> float:
-        return self.row_s * missing.get(mode, 0)
+        # what a pass takes for its rows alone: any round has its pass
+        rows_s = max(0.0, self.prefill.seconds - (self.times.tpot_s(PLAIN) or 0.0))
+        return rows_s / max(1.0, self.prefill.tokens) * missing.get(mode, 0)
 
     def _why(self, tpot: Mapping[str, float]) -> str:
         parts = []

@@ -68,7 +68,7 @@ def decoding(
     for options that mean nothing in it or are out of range."""
     if mode not in MODES:
         raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
-    _refuse_foreign(mode, options)
+    refuse_foreign(mode, options)
     if mode == "plain":
         return Decoding(target, None, 0)
     if drafter is None:
@@ -77,29 +77,23 @@ def decoding(
         raise InvalidRequest(f"mode: {mode} needs d3d's own engine to run the target; leave the other engine out, or use plain or serial")
     if mode == "fused" and isinstance(target, NativeEngine):
         return _fused(target, drafter, options, default_rows)
-    width = _draft_length(options.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
+    width = checked_draft_length(options.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
     if mode == "async":
-        outcomes = DEFAULT_OUTCOMES if options.outcomes is None else options.outcomes
-        if not 1 <= outcomes <= MOST_OUTCOMES:
-            raise InvalidRequest(f"outcomes: {outcomes} is not within 1 and {MOST_OUTCOMES}")
-        return Decoding(target, open_async(AsyncOptions(width, outcomes, options.miss_policy, options.placement)), width)
-    steps = options.num_denoise_steps
-    if steps is not None and not 1 <= steps <= width:
-        raise InvalidRequest(f"denoise steps: {steps} is not within 1 and the draft length, {width}")
-    return Decoding(target, replace(drafter, num_denoise_steps=steps or 1), width)
+        return Decoding(
+            target, open_async(AsyncOptions(width, checked_outcomes(options.outcomes), options.miss_policy, options.placement)), width
+        )
+    return Decoding(target, replace(drafter, num_denoise_steps=checked_steps(options.num_denoise_steps, width)), width)
 
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
-    if options.rows is not None and options.rows < 2:
-        raise InvalidRequest(f"rows: {options.rows} leaves no room for a slot beside the anchor; give 2 or more")
-    engine = FusedEngine(target, drafter.model, 1, options.rows or default_rows())
-    width = _draft_length(options.draft_length, engine.longest_draft, DEFAULT_FUSED_DRAFT_LENGTH)
+    engine = FusedEngine(target, drafter.model, 1, checked_rows(options.rows) or default_rows())
+    width = checked_draft_length(options.draft_length, engine.longest_draft, DEFAULT_FUSED_DRAFT_LENGTH)
     engine = replace(engine, draft_length=width)
     return Decoding(engine, engine.drafter, width)
 
 
-def _refuse_foreign(mode: str, options: ModeOptions) -> None:
-    """Options that this mode does not look at."""
+def refuse_foreign(mode: str, options: ModeOptions) -> None:
+    """Raises InvalidRequest for options that this mode does not look at."""
     if mode == "plain" and options.draft_length is not None:
         raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use another mode with a drafter")
     if mode != "serial" and options.num_denoise_steps is not None:
@@ -112,7 +106,30 @@ def _refuse_foreign(mode: str, options: ModeOptions) -> None:
                 raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode async with a drafter")
 
 
-def _draft_length(wanted: int | None, longest: int, default: int) -> int:
+def checked_outcomes(wanted: int | None) -> int:
+    """Raises InvalidRequest for an impossible number."""
+    outcomes = DEFAULT_OUTCOMES if wanted is None else wanted
+    if not 1 <= outcomes <= MOST_OUTCOMES:
+        raise InvalidRequest(f"outcomes: {outcomes} is not within 1 and {MOST_OUTCOMES}")
+    return outcomes
+
+
+def checked_steps(wanted: int | None, draft_length: int) -> int:
+    """Denoise steps. Raises InvalidRequest for more than there are tokens to denoise."""
+    if wanted is not None and not 1 <= wanted <= draft_length:
+        raise InvalidRequest(f"denoise steps: {wanted} is not within 1 and the draft length, {draft_length}")
+    return wanted or 1
+
+
+def checked_rows(wanted: int | None) -> int | None:
+    """Raises InvalidRequest for too few."""
+    if wanted is not None and wanted < 2:
+        raise InvalidRequest(f"rows: {wanted} leaves no room for a slot beside the anchor; give 2 or more")
+    return wanted
+
+
+def checked_draft_length(wanted: int | None, longest: int, default: int) -> int:
+    """Raises InvalidRequest for more than the drafter can draft."""
     if wanted is not None and not 1 <= wanted <= longest:
         raise InvalidRequest(f"draft length: {wanted} is not within 1 and the most that the drafter can draft, {longest}")
     return wanted or min(default, longest)

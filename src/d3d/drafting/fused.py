@@ -21,7 +21,7 @@ from d3d.drafting.block_drafter import NOT_FINITE, last_tokens
 from d3d.drafting.fused_layout import fused_layout
 from d3d.drafting.fused_plan import FusedPlan, Survival, plan_rows
 from d3d.engines.native import NativeEngine, NativeSession
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.from_target import clean_rows_are_of
 from d3d.models.transformer import Transformer
 
@@ -85,17 +85,22 @@ class FusedDrafter:
 
 def check_fused(model: DrafterModel, base: Transformer) -> None:
     """Raises InvalidRequest where the drafter's clean rows are not those of `base`, or its slots predict what the target chooses."""
-    if not clean_rows_are_of(model, base):
+    check_fused_config(model.config, clean_rows_are_targets=clean_rows_are_of(model, base))
+
+
+def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -> None:
+    """As `check_fused`, without the weights."""
+    if not clean_rows_are_targets:
         raise InvalidRequest(
             "mode: fused needs a drafter that is the target itself with deltas at slots only, whose clean rows are the target's; "
             "with this one, serial and plain work"
         )
-    if model.config.anchor_slot:
+    if config.anchor_slot:
         raise InvalidRequest(
             "mode: fused drafts behind rows whose bonus token it does not know yet, and this drafter's blocks begin with that token "
             "(anchor_slot); with this one, serial, async and plain work"
         )
-    if model.config.alignment != "next" or model.config.block_size < 2:
+    if config.alignment != "next" or config.block_size < 2:
         raise InvalidRequest(
             "mode: fused needs a drafter of alignment next with blocks of two or more, whose slots predict what follows the bonus "
             "token; with this one, serial and plain work"

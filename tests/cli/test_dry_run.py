@@ -1,0 +1,132 @@
+"""`--dry-run`: what would run where, without loading a model; what is impossible is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command import Outcome, d3d
+from support.tiny_model import write_tiny_drafter
+
+
+@pytest.fixture
+def dry(tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`d3d generate --dry-run` for the tiny model; weights may not be loaded."""
+    monkeypatch.setattr("d3d.api.open_model", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1, 2, 3, 4, 5])
+
+    def run(*arguments: object, drafter: Path | None = tiny_drafter) -> Outcome:
+        given = ("generate", "--dry-run", "--prompt", "hello", "--target", tiny_target, "--device", "cpu", "--dtype", "bfloat16")
+        return d3d(*given, *(() if drafter is None else ("--drafter", drafter)), *arguments)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def full_weights(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_drafter(tmp_path_factory.mktemp("full") / "drafter", tiny_target, scope=None)
+
+
+def test_the_plan_of_the_default_mode(dry: Any) -> None:
+    plan = dry("--json").record
+    assert plan["target"]["device"] == "cpu"
+    assert plan["target"]["dtype"] == "bfloat16"
+    assert plan["drafter"]["shares_target"] is True
+    assert plan["drafter"]["block_size"] == 6
+    assert plan["mode"] == "serial"
+    assert plan["modes"] == {"serial": {"draft_length": 5, "denoise_steps": 1}}
+    assert plan["cores"] == [0, 1, 2, 3, 4, 5]
+    assert plan["memory"]["target_bytes"] > 0
+    assert plan["memory"]["drafter_bytes"] > 0
+    assert plan["memory"]["cache_bytes_per_token"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "modes"),
+    [
+        (("--mode", "plain"), {"plain": {}}),
+        (("--mode", "fused", "--rows", 9), {"fused": {"draft_length": 5, "rows": 9}}),
+        (
+            ("--mode", "async", "--outcomes", 3, "--draft-length", 4),
+            {"async": {"draft_length": 4, "outcomes": 3, "miss_policy": "draft_now", "placement": "thread"}},
+        ),
+    ],
+    ids=["plain", "fused", "async"],
+)
+def test_the_plan_of_each_mode(arguments: tuple[object, ...], modes: dict[str, Any], dry: Any, tiny_drafter: Path) -> None:
+    assert dry(*arguments, "--json", drafter=None if "plain" in arguments else tiny_drafter).record["modes"] == modes
+
+
+def test_a_draft_process_gets_cores_of_its_own(dry: Any) -> None:
+    plan = dry("--mode", "async", "--placement", "processes", "--json").record
+    assert plan["modes"]["async"]["worker_cores"] == [3, 4, 5]
+    assert plan["modes"]["async"]["target_threads"] <= 3
+
+
+def test_auto_names_what_it_would_try_and_what_not(dry: Any, full_weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = dry("--mode", "auto", "--json").record
+    assert plan["modes"].keys() == {"plain", "serial", "fused", "async"}
+    assert plan["modes"]["async"]["placement"] == "processes"
+    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    plan = dry("--mode", "auto", "--json", drafter=full_weights).record
+    assert plan["modes"].keys() == {"plain", "serial"}
+    assert "2 cores and one memory bus" in plan["left_out"]["async"]
+    assert "deltas at slots only" in plan["left_out"]["fused"]
+    assert plan["memory"]["drafter_cache_bytes_per_token"] == plan["memory"]["cache_bytes_per_token"]
+
+
+def test_people_read_it_in_lines(dry: Any) -> None:
+    outcome = dry("--mode", "auto")
+    assert outcome.code == 0, outcome.err
+    heads = [line.split()[0] for line in outcome.out.splitlines() if not line.startswith(" ")]
+    assert heads == ["target", "drafter", "mode", "cores", "memory"]
+    assert "serial: draft length 5" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mode", "async", "--placement", "streams"), "streams is for CUDA"),
+        (("--mode", "async", "--placement", "devices"), "devices is for CUDA"),
+        (("--mode", "async", "--placement", "cellar"), "placement: 'cellar'"),
+        (("--mode", "async", "--outcomes", 0), "outcomes: 0"),
+        (("--mode", "async", "--miss-policy", "hope"), "miss policy: 'hope'"),
+        (("--mode", "serial", "--rows", 9), "rows: serial"),
+        (("--draft-length", 7), "draft length: 7"),
+        (("--denoise-steps", 6), "denoise steps: 6"),
+        (("--mode", "fused", "--rows", 1), "rows: 1"),
+        (("--mode", "turbo"), "mode: 'turbo'"),
+        (("--device", "cuda"), "CUDA"),
+    ],
+    ids=str,
+)
+def test_the_impossible_is_refused(arguments: tuple[object, ...], words: str, dry: Any) -> None:
+    assert dry(*arguments).is_refusal(words)
+
+
+def test_fused_mode_with_full_weights_is_refused(dry: Any, full_weights: Path) -> None:
+    assert dry("--mode", "fused", drafter=full_weights).is_refusal("deltas at slots only")
+
+
+def test_options_of_modes_that_auto_leaves_out_are_refused(dry: Any, full_weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dry("--mode", "auto", "--rows", 9, drafter=full_weights).is_refusal("rows: auto leaves fused mode out")
+    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    assert dry("--mode", "auto", "--outcomes", 4).is_refusal("outcomes: auto leaves async mode out", "one memory bus")
+    assert dry("--mode", "auto", "--draft-length", 4, drafter=None).is_refusal("draft length: auto drafts nothing here")
+
+
+def test_a_preset_that_is_not_here_is_planned_all_the_same(cache: Path) -> None:
+    outcome = d3d("generate", "--dry-run", "--prompt", "hello", "--mode", "fused", "--device", "cpu", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.record["modes"] == {"fused": {"draft_length": 6, "rows": 12}}
+    assert outcome.record["memory"] is None
+
+
+def test_chat_has_it_too(tiny_target: Path, tiny_drafter: Path) -> None:
+    outcome = d3d("chat", "--dry-run", "--target", tiny_target, "--drafter", tiny_drafter, "--mode", "serial", stdin="hello\n")
+    assert outcome.code == 0
+    assert outcome.out.startswith("target ")
+    assert json.dumps("hello") not in outcome.out
