@@ -233,6 +233,7 @@ class Chooser:
             if not self._trial_is_over():
                 return self._trial
             self._trial = None
+            self._next_check = self._num_rounds + self._interval
             self._find_leader(remaining, missing)
         if (mode := self._due(missing)) is not None:
             return self._begin_trial(mode)
@@ -260,7 +261,6 @@ class Chooser:
         self.times.shorten(mode, KEPT // 2)
         if known:
             self._interval = min(2 * self._interval, LAST_INTERVAL)
-            self._next_check = self._num_rounds + self._interval
         return mode
 
     def _trial_is_over(self) -> bool:
