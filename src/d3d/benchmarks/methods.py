@@ -224,11 +224,11 @@ def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -
     return Method(
         name,
         answer,
-        drafts=default.drafter is not None,
+        drafts=default.drafter is not None and default.drafter.block_size > 0,
         batches=loop.retime is None,
         is_plain=name == PLAIN,
         max_draft_length=None if default.drafter is None else default.drafter.block_size,
-        default_draft_length=default.draft_length,
+        default_draft_length=None if name == "auto" else default.draft_length,  # each of its modes has one of its own
         describe=lambda: loop.about,
     )
 
