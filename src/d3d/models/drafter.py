@@ -148,11 +148,16 @@ class PreviousTokenHead(nn.Module):
         """What the head makes of states [..., hidden_size] alone: [..., width]. All slots of a block at once."""
         return linear(F.rms_norm(states, states.shape[-1:]), _as(self.of_state, states.dtype))
 
+    @staticmethod
+    def sight(embeddings: Tensor) -> Tensor:
+        """What the head sees of tokens, by their embeddings [n, tokens, hidden_size]."""
+        return F.rms_norm(embeddings, embeddings.shape[-1:])
+
     def forward(self, states: Tensor, reading: Tensor, seen: Tensor) -> Tensor:
-        """states [n, hidden_size] and their `reading`; seen [n, SEEN_TOKENS, hidden_size]: embeddings of the tokens before, the nearest
+        """states [n, hidden_size] and their `reading`; seen [n, SEEN_TOKENS, hidden_size]: the `sight` of the tokens before, the nearest
         first. Returns the states [n, hidden_size] from which the decoder's head makes logits, in their dtype."""
         dtype = states.dtype
-        told = reading + linear(F.rms_norm(seen, seen.shape[-1:]).flatten(1), _as(self.of_tokens, dtype))
+        told = reading + linear(seen.flatten(1), _as(self.of_tokens, dtype))
         return states + linear(F.silu(told), _as(self.up, dtype))
 
 
@@ -260,7 +265,7 @@ class DrafterModel(nn.Module):
         if self.previous_token_head is None:
             return states
         head = self.previous_token_head
-        out: Tensor = head(states, head.reading(states), self.transformer.embed(seen_ids))
+        out: Tensor = head(states, head.reading(states), head.sight(self.transformer.embed(seen_ids)))
         return out
 
     def choose_in_turn(self, states: Tensor, logits: Tensor, blocks: Tensor, last_ids: Tensor, *, own_rows: int) -> None:
@@ -277,20 +282,24 @@ class DrafterModel(nn.Module):
         best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2])).indices
         banned = logits[:, own_rows:].gather(2, best).isneginf()
         rows, reading = self._head_rows()[best], head.reading(states)
-        chosen = logits[:, :own_rows].argmax(-1)
-        logits[:, own_rows:] = float("-inf")
-        seen = last_ids
+        chosen, all_scores = logits[:, :own_rows].argmax(-1), []
+        some_banned, some_known = bool(banned.any()), bool((blocks >= 0).any())
+        seen = head.sight(self.transformer.embed(last_ids))
         for place in range(logits.shape[1]):
             if place >= own_rows:
-                told = head(states[:, place], reading[:, place], self.transformer.embed(seen))
+                told = head(states[:, place], reading[:, place], seen)
                 scores = torch.matmul(rows[:, place - own_rows], told[..., None])[..., 0].float()
-                scores.masked_fill_(banned[:, place - own_rows], float("-inf"))
-                logits[:, place].scatter_(1, best[:, place - own_rows], scores)
-                token_ids = best[:, place - own_rows].gather(1, scores.argmax(-1, keepdim=True))[:, 0]
+                if some_banned:
+                    scores.masked_fill_(banned[:, place - own_rows], float("-inf"))
+                all_scores.append(scores)
+                token_ids = best[:, place - own_rows].gather(1, scores.argmax(-1, keepdim=True))
             else:
-                token_ids = chosen[:, place]
-            known = torch.where(blocks[:, place] < 0, token_ids, blocks[:, place])
-            seen = torch.cat((known[:, None], seen[:, :-1]), dim=1)
+                token_ids = chosen[:, place : place + 1]
+            if some_known:
+                token_ids = torch.where(blocks[:, place : place + 1] < 0, token_ids, blocks[:, place : place + 1])
+            seen = torch.cat((head.sight(self.transformer.embed(token_ids)), seen[:, :-1]), dim=1)
+        logits[:, own_rows:] = float("-inf")
+        logits[:, own_rows:].scatter_(2, best, torch.stack(all_scores, dim=1))
 
     def _head_rows(self) -> Tensor:
         """The head's weight as rows that can be picked, [vocab_size, hidden_size]."""
