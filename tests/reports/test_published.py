@@ -74,6 +74,15 @@ def test_the_block_between_the_marks_is_replaced_and_nothing_else(results: Path,
         replaced("nothing here", "x")
 
 
+def test_figures_of_a_busy_machine_are_called_provisional(results: Path) -> None:
+    run = load_run(results / "bench")
+    assert "Provisional" not in beside_published(run)
+    run.provenance["sessions"][0]["machine"]["load_at_start"] = 1.5
+    assert "Provisional" in beside_published(run)
+    assert "Provisional" in summary(run)
+    assert "| gsm8k | serial 2 | 2 | - | - | 2.00 | 2/2 |" in summary(run)
+
+
 def test_any_run_in_short(results: Path) -> None:
     text = summary(load_run(results / "bench"))
     assert "| gsm8k | serial 2 | 2 | 13.3 | 1.50 [1.00, 2.00] | 2.00 | 2/2 |" in text

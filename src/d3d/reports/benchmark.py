@@ -14,8 +14,6 @@ from d3d.reports.run_pictures import pictures
 from d3d.reports.tables import Section, Table, number, percent
 
 UNSUSPICIOUS = "The program has noticed nothing that would make these figures doubtful."
-BUSY_LOAD = 0.5
-"""Other work at the start of a run, in cores, from which on its times are doubted."""
 
 
 def report(run: Run, *, with_pictures: bool = True) -> list[Section]:
@@ -50,7 +48,7 @@ def _labelled_table(table: Table) -> Table:
 def warnings(run: Run) -> Iterator[str]:
     """What takes meaning from the figures."""
     fixed, sessions = run.provenance["fixed"], run.provenance["sessions"]
-    if any((session["machine"]["load_at_start"] or 0.0) > BUSY_LOAD for session in sessions):
+    if run.machine_was_busy:
         yield "The machine was at work when the run began: times are not to be trusted."
     if len(sessions) > 1:
         yield f"The command was run {len(sessions)} times into these results; between them the machine may have changed."

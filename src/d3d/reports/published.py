@@ -89,17 +89,18 @@ def _row(groups: Groups, name: str, methods: Sequence[str]) -> tuple[Cell, ...]:
 
 
 def summary(run: Run) -> str:
-    """Markdown: speed, acceptance and identity by set and method, and where they come from."""
+    """Markdown: speed, acceptance and identity by set and method, and where they come from. Of a machine that was busy no speed is
+    told."""
     rows = []
     for group, answers in run.groups.items():
         plain, drafts, same = plain_of(run.groups, group), drafting(answers), sameness(answers)
-        ratio = None if group.method == PLAIN else speed_up(answers, plain)
+        ratio = None if group.method == PLAIN or run.machine_was_busy else speed_up(answers, plain)
         rows.append(
             (
                 group.set_name,
                 group.label,
                 len(answers),
-                number(speed(answers).tokens_per_s, 1),
+                None if run.machine_was_busy else number(speed(answers).tokens_per_s, 1),
                 None if ratio is None else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
                 number(drafts.acceptance_length) if drafts else None,
                 f"{same.identical}/{same.compared}" if same else None,
@@ -120,14 +121,14 @@ def identity_line(record: dict[str, Any]) -> str:
 
 
 def origin(run: Run) -> str:
-    """The commands, the machine and the day."""
+    """The commands, the machine and the day, and whether the times are to be doubted."""
     fixed, sessions = run.provenance["fixed"], run.provenance["sessions"]
-    commands = list(dict.fromkeys(f"`{command_line(session['command'])}`" for session in sessions))
+    commands = "; ".join(dict.fromkeys(f"`{command_line(session['command'])}`" for session in sessions))
     machine, versions = sessions[0]["machine"], sessions[0]["versions"]
     where = f"{machine['cores']} cores of {machine['processor']}, {machine['threads']} threads, torch {versions['torch']}"
-    return (
-        f"{fixed['target']} in {fixed['dtype']} on {fixed['device']}; {where}; {sessions[0]['date'][:10]}. Made by {'; '.join(commands)}.\n"
-    )
+    doubt = "**Provisional: the machine was at work meanwhile, so times mean little.** " if run.machine_was_busy else ""
+    about = f"{fixed['target']} in {fixed['dtype']} on {fixed['device']}; {where}; {sessions[0]['date'][:10]}"
+    return f"{doubt}{about}. Made by {commands}.\n"
 
 
 def command_line(command: Sequence[str]) -> str:

@@ -15,6 +15,8 @@ from d3d.benchmarks.rows import ROWS_FILE, Row, read_rows
 from d3d.core.errors import InvalidRequest
 
 ALL_SETS = "all"
+BUSY_LOAD = 0.5
+"""Other work at the start of a run, in cores, from which on its times are doubted."""
 
 
 class Shape(NamedTuple):
@@ -31,6 +33,11 @@ class Run:
     name: str
     rows: tuple[Row, ...] = field(repr=False)
     provenance: dict[str, Any] = field(repr=False)
+
+    @property
+    def machine_was_busy(self) -> bool:
+        """With other work, when any of the run's commands began."""
+        return any((session["machine"]["load_at_start"] or 0.0) > BUSY_LOAD for session in self.provenance["sessions"])
 
     @property
     def groups(self) -> dict[Group, list[Row]]:
