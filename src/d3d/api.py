@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+import torch
 from pydantic import ValidationError
 
 from d3d.core.errors import InvalidRequest
@@ -23,6 +25,7 @@ from d3d.decoding.loop import decode
 from d3d.decoding.mode_choice import ModeTimes
 from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, AsyncOptions, Decoding, ModeOptions, decoding
 from d3d.decoding.modes import MODES as MODES
+from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.decoding.request import Request, new_request
 from d3d.decoding.results import GenerationResult, Recorder, Settings, StreamChunk
 from d3d.drafting.block_drafter import BlockDrafter
@@ -30,10 +33,13 @@ from d3d.drafting.fused_budget import best_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
+from d3d.models.fingerprint import weights_fingerprint
 from d3d.models.linear import pack_weights
-from d3d.models.loading import resolve_drafter
+from d3d.models.loading import drafter_of, resolve_drafter
 from d3d.models.open_model import OpenModel, TargetModel, open_model
+from d3d.models.preset_file import PresetFile
 from d3d.models.presets import PRESETS, Preset
+from d3d.models.ready import ready_drafters
 from d3d.runtime.async_drafter import AsyncDrafter
 from d3d.runtime.auto_placement import room_for_worker
 from d3d.runtime.coordinator import MissPolicy, Policy
@@ -58,6 +64,8 @@ class Model:
     """Whose target and drafter these are."""
     drafter_path: Path | None = None
     """The checkpoint that the drafter came from; async mode with `placement="processes"` loads it again."""
+    choices: PresetFile | None = None
+    """How it decodes where a request does not say: those of a preset file."""
     _running: dict[str, Running] = field(default_factory=dict, repr=False, compare=False)
     """Async mode's, by placement."""
     _times: dict[ModeOptions, dict[int, ModeTimes]] = field(default_factory=dict, repr=False, compare=False)
@@ -80,6 +88,14 @@ class Model:
         return str(self.target.device)
 
     @cached_property
+    def drafter_fingerprint(self) -> str | None:
+        """Identity of the drafter's weights and configuration, hex; None where there is no drafter."""
+        if self.drafter is None:
+            return None
+        model = self.drafter.model
+        return hashlib.sha256(f"{weights_fingerprint(model.trainable())} {model.config.model_dump_json()}".encode()).hexdigest()
+
+    @cached_property
     def fused_rows(self) -> int:
         """Rows of a fused pass that take least time per token: the preset's, or measured here once."""
         assert self.drafter is not None
@@ -89,8 +105,18 @@ class Model:
         longest = self.drafter.model.config.longest_slot_draft
         return best_rows(self.engine, self.drafter.model, min(DEFAULT_FUSED_DRAFT_LENGTH, longest))
 
+    @property
+    def default_mode(self) -> str:
+        """That of a request which names none: the preset file's, else serial where there is a drafter."""
+        return usual_mode(self.choices, has_drafter=self.drafter is not None)
+
+    def options(self, mode: str, options: ModeOptions) -> ModeOptions:
+        """Options of a request in this mode: its own, and what it leaves open as the preset file has it, where that is of the same mode."""
+        return filled_in(self.choices, mode, options)
+
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:
         """What the loop is given for a mode; in auto mode for one generation. Raises InvalidRequest."""
+        options = self.options(mode, options)
         if mode == "auto":
             return auto_decoding(self.engine, self.drafter, options, self._surroundings(options))
         return decoding(mode, self.engine, self.drafter, options, lambda: self.fused_rows, self._open_async)
@@ -145,19 +171,20 @@ class Model:
         outcomes: int | None = None,
         miss_policy: str | None = None,
         placement: str | None = None,
+        draft_confidence: float | None = None,
         raw: bool = False,
         thinking: bool | None = None,
         **sampling: Any,
     ) -> Iterator[StreamChunk]:
         """Answer piece by piece: the first token at once, then one chunk a round.
 
-        mode: "plain", "serial", "fused", "async" or "auto" (default: serial where there is a drafter). draft_length,
-        num_denoise_steps, rows, outcomes, miss_policy, placement: see `ModeOptions`. sampling: fields of `SamplingParams`.
+        mode: "plain", "serial", "fused", "async" or "auto" (default: `default_mode`). draft_length, num_denoise_steps, rows, outcomes,
+        miss_policy, placement, draft_confidence: see `ModeOptions`. sampling: fields of `SamplingParams`.
         Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for. The first request in async
         mode starts a draft worker and waits for it (WorkerFailed where it does not come up), which `close` ends.
         """
-        mode = mode or ("serial" if self.drafter else "plain")
-        options = ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement)
+        mode = mode or self.default_mode
+        options = self.options(mode, ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence))
         params = sampling_params(sampling)
         request = new_request(
             self.engine,
@@ -170,7 +197,7 @@ class Model:
         chosen = self.decoding(mode, options)
         seed = None if params.greedy else request.sequence.seed
         report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
-        settings = Settings(mode, chosen.draft_length, num_denoise_steps or 1, seed, thinking, report)
+        settings = Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, report)
         return self._run(request, chosen, settings)
 
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
@@ -233,34 +260,41 @@ def load(
 ) -> Model:
     """Load a target and its drafter.
 
-    target: preset, directory, GGUF file or hub id. drafter: directory or hub id; a preset brings its own. plain: load no drafter.
-    device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16. engine: what runs the target, d3d's own decoder (native), or
-    transformers for any causal language model that can be rewound: slower, and in modes plain and serial only.
+    target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a preset brings its own. plain: load no
+    drafter. device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16. engine: what runs the target, d3d's own decoder (native),
+    or transformers for any causal language model that can be rewound: slower, and in modes plain and serial only.
     Raises InvalidCheckpoint or InvalidRequest.
+
+    A preset file says besides how to decode where a request does not, in which dtype where `dtype` is auto, and with how many threads,
+    which is torch's setting for the whole process.
     """
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
     if plain and drafter is not None:
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
+    choices = choices_of(target)
     path = None
     if drafter is not None:
         path = resolve_drafter(str(drafter))
-    elif not plain and target in PRESETS:
-        path = PRESETS[target].drafter_directory()
+    elif not plain:
+        path = drafter_of(target)
     if path is not None:
         read_config(path)  # what is no drafter is refused before the target is fetched and read
-    preset = PRESETS.get(target) if drafter is None else None
+    if choices is not None:
+        target, dtype = choices.target, choices.dtype if dtype == "auto" else dtype
+        if choices.threads is not None:
+            torch.set_num_threads(choices.threads)
+    has_own = drafter is None and (choices is None or choices.drafter is None)
+    preset = PRESETS.get(target) if has_own else None
     if engine == "transformers":
-        return _load_transformers(target, path, preset, device=device, dtype=dtype)
+        return replace(_load_transformers(target, path, preset, device=device, dtype=dtype), choices=choices)
     model = open_model(target, device=device, dtype=dtype)
     native = NativeEngine(model.transformer)
     if path is None:
         pack_weights(model.transformer)
-        return Model(model, native, None)
-    drafter_model = load_drafter(path, model)
-    drafter_model.prepare_to_draft()
-    pack_weights(model.transformer, drafter_model)
-    return Model(model, native, BlockDrafter(drafter_model, native.vocab_size), preset, path)
+        return Model(model, native, None, choices=choices)
+    (drafter_model,) = ready_drafters(model, [path])
+    return Model(model, native, BlockDrafter(drafter_model, native.vocab_size), preset, path, choices)
 
 
 def _load_transformers(target: str, drafter: Path | None, preset: Preset | None, *, device: str, dtype: str) -> Model:

@@ -10,6 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from d3d.cli.bench import bench
+from d3d.cli.calibrate import calibrate
 from d3d.cli.chat import chat
 from d3d.cli.data import data
 from d3d.cli.demo import demo
@@ -21,8 +22,10 @@ from d3d.cli.plan import plan
 from d3d.cli.profile import profile
 from d3d.cli.prune import prune
 from d3d.cli.pull import pull
+from d3d.cli.show_preset import show
 from d3d.cli.timeline import timeline
 from d3d.cli.train import train
+from d3d.cli.tune import tune
 from d3d.core.errors import D3DError
 
 EXIT_USAGE = 2
@@ -60,9 +63,12 @@ app.command("evaluate")(evaluate)
 app.command("export")(export)
 app.command("prune")(prune)
 app.command("timeline")(timeline)
+app.command("tune")(tune)
+app.command("calibrate")(calibrate)
 app.add_typer(bench, name="bench")
 app.command("profile")(profile)
 app.command("plan")(plan)
+app.command("show")(show)
 app.command("pull")(pull)
 app.command("doctor")(doctor)
 

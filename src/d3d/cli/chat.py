@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,11 +27,14 @@ def chat(
     top_p: o.TopPOption = 1.0,
     seed: o.SeedOption = None,
     draft_length: o.DraftLengthOption = None,
+    draft_confidence: o.DraftConfidenceOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
     outcomes: o.OutcomesOption = None,
     miss_policy: o.MissPolicyOption = None,
     placement: o.PlacementOption = None,
+    record: o.RecordOption = None,
+    record_text: o.RecordTextOption = False,
     thinking: o.ThinkingOption = None,
     engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
@@ -44,14 +47,16 @@ def chat(
     from d3d.cli.console import note
     from d3d.cli.show import LEGEND, summary
     from d3d.core.errors import InvalidRequest
+    from d3d.decoding.modes import ModeOptions
+    from d3d.tuning.traffic import Asked
 
+    log = o.traffic_log(record, with_text=record_text)
+    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence)
     choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine)
     if dry_run:
-        o.show_dry_run(choice, (draft_length, denoise_steps, rows, outcomes, miss_policy, placement), max_tokens, as_json=False)
+        o.show_dry_run(choice, options, max_tokens, as_json=False)
         return
     loaded = choice.load()
-    of_mode: dict[str, Any] = {"mode": mode, "draft_length": draft_length, "num_denoise_steps": denoise_steps, "rows": rows}
-    of_mode |= {"outcomes": outcomes, "miss_policy": miss_policy, "placement": placement}
     for text in (
         o.thinking_warning(loaded.target, thinking),
         "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends" if sys.stdin.isatty() else None,
@@ -68,7 +73,7 @@ def chat(
             continue
         messages.append({"role": "user", "content": turn})
         try:
-            chunks = loaded.stream(messages, thinking=thinking, **of_mode, **sampling)
+            chunks = loaded.stream(messages, mode=mode, thinking=thinking, **options._asdict(), **sampling)
         except InvalidRequest as error:
             if len(messages) == len(opening) + 1:
                 raise
@@ -79,6 +84,7 @@ def chat(
         if result is None:
             messages.pop()
             continue
+        o.record_request(log, loaded, Asked(messages, options, sampling), result)
         messages.append({"role": "assistant", "content": result.text})
         note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
         o.note_speculation(result)

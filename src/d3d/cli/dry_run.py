@@ -14,6 +14,7 @@ from safetensors import safe_open
 from d3d.core.errors import D3DError, InvalidRequest
 from d3d.decoding import modes as m
 from d3d.decoding.auto_modes import USUAL_ROWS, refuse_options_of
+from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.drafting.fused import check_fused_config
 from d3d.models.checkpoint import CheckpointConfig, read_config
 from d3d.models.footprint import footprint, is_here, model_config
@@ -60,14 +61,17 @@ class Drafting:
 
 def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dict[str, Any]:
     """What would run, as plain JSON values. Raises InvalidRequest and InvalidCheckpoint as the run would."""
-    name = choice.check()
+    name, drafter = choice.check(), choice.drafter
+    choices = choices_of(name)
+    if choices is not None:
+        name, drafter = choices.target, drafter or choices.drafter
     device = pick_device(choice.device)
-    dtype = pick_dtype(choice.dtype, device)
-    preset = PRESETS.get(name) if choice.drafter is None else None
+    dtype = pick_dtype(choices.dtype if choices is not None and choice.dtype == "auto" else choice.dtype, device)
+    preset = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None
-    drafting = None if choice.mode == "plain" else _drafting(choice.drafter, preset, 0 if config is None else config.num_hidden_layers)
-    mode = choice.mode or ("plain" if drafting is None else "serial")
-    plan = _Plan(options, drafting, device, preset, choice.engine)
+    drafting = None if choice.mode == "plain" else _drafting(drafter, preset, 0 if config is None else config.num_hidden_layers)
+    mode = choice.mode or usual_mode(choices, has_drafter=drafting is not None)
+    plan = _Plan(filled_in(choices, mode, options), drafting, device, preset, choice.engine)
     cores = available_cores()
     return {
         "target": {"source": name, "engine": choice.engine, "device": str(device), "dtype": str(dtype).removeprefix("torch.")},
@@ -75,7 +79,7 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
         "mode": mode,
         **(plan.auto() if mode == "auto" else plan.of(mode)),
         "cores": cores,
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if choices is None or choices.threads is None else choices.threads,
         "memory": _memory(name, drafting, dtype.itemsize, max_tokens) if config is not None else None,
     }
 
@@ -152,7 +156,9 @@ class _Plan:
             return {"draft_length": length, "rows": rows}
         length = m.checked_draft_length(options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH)
         if mode == "serial":
-            return {"draft_length": length, "denoise_steps": m.checked_steps(options.num_denoise_steps, length)}
+            least = m.checked_confidence(options.draft_confidence)
+            steps = {"draft_length": length, "denoise_steps": m.checked_steps(options.num_denoise_steps, length)}
+            return steps if least is None else {**steps, "draft_confidence": least}
         return {"draft_length": length, "outcomes": m.checked_outcomes(options.outcomes)} | self._worker(placement)
 
     def _worker(self, placement: str | None) -> dict[str, Any]:

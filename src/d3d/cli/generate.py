@@ -32,12 +32,15 @@ def generate(
     seed: o.SeedOption = None,
     logprobs: o.LogprobsOption = None,
     draft_length: o.DraftLengthOption = None,
+    draft_confidence: o.DraftConfidenceOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
     outcomes: o.OutcomesOption = None,
     miss_policy: o.MissPolicyOption = None,
     placement: o.PlacementOption = None,
     trace: o.TraceOption = None,
+    record: o.RecordOption = None,
+    record_text: o.RecordTextOption = False,
     thinking: o.ThinkingOption = None,
     engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
@@ -51,29 +54,21 @@ def generate(
     from d3d.cli.console import note
     from d3d.cli.show import LEGEND, stream_answer, summary
     from d3d.core.errors import InvalidRequest
+    from d3d.decoding.modes import ModeOptions
+    from d3d.tuning.traffic import Asked
 
     if logprobs is not None and not as_json:
         raise InvalidRequest("--logprobs is shown by --json only; add --json, or leave --logprobs out")
     o.check_trace(trace)
+    log = o.traffic_log(record, with_text=record_text)
     text = o.read_prompt(prompt, raw=raw)
     choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine)
+    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence)
     if dry_run:
-        o.show_dry_run(choice, (draft_length, denoise_steps, rows, outcomes, miss_policy, placement), max_tokens, as_json=as_json)
+        o.show_dry_run(choice, options, max_tokens, as_json=as_json)
         return
     loaded = choice.load()
-    chunks = loaded.stream(
-        text,
-        mode=mode,
-        draft_length=draft_length,
-        num_denoise_steps=denoise_steps,
-        rows=rows,
-        outcomes=outcomes,
-        miss_policy=miss_policy,
-        placement=placement,
-        raw=raw,
-        thinking=thinking,
-        **sampling,
-    )
+    chunks = loaded.stream(text, mode=mode, raw=raw, thinking=thinking, **options._asdict(), **sampling)
     if warning := o.thinking_warning(loaded.target, thinking):
         note(warning, "yellow")
     result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
@@ -81,6 +76,7 @@ def generate(
     if color:
         typer.echo(LEGEND, err=True)
     o.note_speculation(result)
+    o.record_request(log, loaded, Asked(text, options, sampling, raw), result)
     if trace is not None:
         o.write_trace(trace, result, loaded.dtype_name)
     if as_json:

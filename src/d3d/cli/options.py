@@ -10,16 +10,21 @@ import typer
 
 if TYPE_CHECKING:
     from d3d.api import Model
+    from d3d.decoding.modes import ModeOptions
     from d3d.decoding.results import GenerationResult
     from d3d.models.open_model import TargetModel
+    from d3d.tuning.traffic import Asked, TrafficLog
 
 DEFAULT_MODEL = "smollm2-135m"
 
-ModelOption = Annotated[str | None, typer.Option(help=f"Preset that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")]
+ModelOption = Annotated[
+    str | None, typer.Option(help=f"Preset, or preset file, that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target.")
+]
 TargetOption = Annotated[str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")]
 DrafterOption = Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")]
 ModeOption = Annotated[
-    str | None, typer.Option(help="plain, serial, fused, async or auto, the fastest of these. Default: serial where there is a drafter.")
+    str | None,
+    typer.Option(help="plain, serial, fused, async or auto, the fastest of these. Default: the preset file's, else serial with a drafter."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 EngineOption = Annotated[
@@ -38,7 +43,18 @@ MissPolicyOption = Annotated[
 ]
 PlacementOption = Annotated[str | None, typer.Option(help="Async mode, where the drafter runs: thread (default) or processes.")]
 TraceOption = Annotated[Path | None, typer.Option(help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto).")]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(help="Add a line on this request to a file here: sampling, mode, what each round kept; for d3d calibrate and tune."),
+]
+RecordTextOption = Annotated[bool, typer.Option("--record-text", help="With --record: the prompt's text, too. d3d tune needs it.")]
 DenoiseStepsOption = Annotated[int | None, typer.Option(help="Serial mode: drafter passes a block, at most the draft length. Default: 1.")]
+DraftConfidenceOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Serial mode: cut a draft where its chance to be kept, by the drafter's own figures, falls below this. Default: no cut."
+    ),
+]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopKOption = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
@@ -83,6 +99,7 @@ class ModelChoice:
         """The target's name. Raises InvalidRequest for options that contradict each other, before anything is fetched or read."""
         from d3d.api import ENGINES, MODES
         from d3d.core.errors import InvalidRequest
+        from d3d.models.preset_file import is_preset_file
         from d3d.models.presets import PRESETS, find_preset
 
         for option, value in (("--model", self.model), ("--target", self.target), ("--drafter", self.drafter)):
@@ -99,9 +116,9 @@ class ModelChoice:
         if self.mode == "plain" and self.drafter is not None:
             raise InvalidRequest("--mode plain uses no drafter; leave --drafter out, or use --mode serial")
         name = self.target or self.model or DEFAULT_MODEL
-        if self.target is None:
+        if self.target is None and not is_preset_file(name):
             find_preset(name)
-        elif self.mode in ("serial", "fused", "async") and self.drafter is None and name not in PRESETS:
+        elif self.mode in ("serial", "fused", "async") and self.drafter is None and name not in PRESETS and not is_preset_file(name):
             raise InvalidRequest(f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain")
         return name
 
@@ -118,14 +135,13 @@ def note_speculation(result: GenerationResult) -> None:
         note(f"warning: {warning}", "yellow")
 
 
-def show_dry_run(choice: ModelChoice, mode_options: tuple[Any, ...], max_tokens: int, *, as_json: bool) -> None:
-    """Print what would run where; `mode_options`: fields of `ModeOptions`, in their order. Raises InvalidRequest, InvalidCheckpoint."""
+def show_dry_run(choice: ModelChoice, options: ModeOptions, max_tokens: int, *, as_json: bool) -> None:
+    """Print what would run where. Raises InvalidRequest, InvalidCheckpoint."""
     import json
 
     from d3d.cli.dry_run import dry_run, lines
-    from d3d.decoding.modes import ModeOptions
 
-    plan = dry_run(choice, ModeOptions(*mode_options), max_tokens)
+    plan = dry_run(choice, options, max_tokens)
     typer.echo(json.dumps(plan) if as_json else "\n".join(lines(plan)))
 
 
@@ -180,6 +196,28 @@ def check_trace(path: Path | None) -> None:
 
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise InvalidRequest(f"--trace {path}: there is no such directory, or it is one; name a file in a directory that exists")
+
+
+def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
+    """Raises InvalidRequest where nothing can be recorded, before anything is computed."""
+    from d3d.core.errors import InvalidRequest
+    from d3d.tuning.traffic import TrafficLog
+
+    if path is None:
+        if with_text:
+            raise InvalidRequest("--record-text says what goes into the file of --record; name one, or leave it out")
+        return None
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InvalidRequest(f"--record {path}: there is no such directory, or it is one; name a file in a directory that exists")
+    return TrafficLog(path, with_text)
+
+
+def record_request(log: TrafficLog | None, model: Model, asked: Asked, result: GenerationResult) -> None:
+    """Where something is recorded; a warning where that fails."""
+    from d3d.cli.console import note
+
+    if log is not None and (problem := log.add(model, asked, result)):
+        note(f"warning: {problem}", "yellow")
 
 
 def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:

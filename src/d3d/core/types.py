@@ -92,6 +92,8 @@ class DraftBlock(NamedTuple):
     """Why the drafter could not draft (for example non-finite logits); None when all is well."""
     preparation: Preparation | None = None
     """Async mode only."""
+    confidences: tuple[float, ...] = ()
+    """The probability that the drafter gave each token, given those before it; empty where nobody asked."""
 
 
 class Verdict(NamedTuple):

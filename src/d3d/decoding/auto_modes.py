@@ -15,7 +15,14 @@ from d3d.drafting.block_drafter import BlockDrafter
 USUAL_ROWS = 12
 """Rows of a fused pass where no preset names them: measuring which are best would cost more than auto mode may."""
 
-OPTIONS_OF = {"num_denoise_steps": "serial", "rows": "fused", "outcomes": "async", "miss_policy": "async", "placement": "async"}
+OPTIONS_OF = {
+    "num_denoise_steps": "serial",
+    "draft_confidence": "serial",
+    "rows": "fused",
+    "outcomes": "async",
+    "miss_policy": "async",
+    "placement": "async",
+}
 """Whose options these are; a mode that is left out leaves them without a meaning."""
 
 
@@ -63,7 +70,8 @@ def _modes(
     def made(mode: str, given: ModeOptions) -> Decoding:
         return decoding(mode, target, drafter, given, lambda: around.rows, around.open_async)
 
-    modes = {"serial": made("serial", ModeOptions(length, num_denoise_steps=options.num_denoise_steps))}
+    of_serial = ModeOptions(length, num_denoise_steps=options.num_denoise_steps, draft_confidence=options.draft_confidence)
+    modes = {"serial": made("serial", of_serial)}
     left_out = {}
     try:
         modes["fused"] = made("fused", ModeOptions(length, rows=options.rows))

@@ -36,6 +36,8 @@ class ModeOptions(NamedTuple):
     """What a round without a successor does: `draft_now` waits for a fresh draft, `bonus_only` goes on without one."""
     placement: str | None = None
     """Where the draft worker runs: `thread` or `processes`."""
+    draft_confidence: float | None = None
+    """Cut a draft where the drafter's chance that all of it is kept falls below this, within 0 and 1. Serial mode only."""
 
 
 class AsyncOptions(NamedTuple):
@@ -82,7 +84,8 @@ def decoding(
         return Decoding(
             target, open_async(AsyncOptions(width, checked_outcomes(options.outcomes), options.miss_policy, options.placement)), width
         )
-    return Decoding(target, replace(drafter, num_denoise_steps=checked_steps(options.num_denoise_steps, width)), width)
+    steps, least = checked_steps(options.num_denoise_steps, width), checked_confidence(options.draft_confidence)
+    return Decoding(target, replace(drafter, num_denoise_steps=steps, draft_confidence=least), width)
 
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
@@ -96,8 +99,10 @@ def refuse_foreign(mode: str, options: ModeOptions) -> None:
     """Raises InvalidRequest for options that this mode does not look at."""
     if mode == "plain" and options.draft_length is not None:
         raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use another mode with a drafter")
-    if mode != "serial" and options.num_denoise_steps is not None:
-        raise InvalidRequest(f"denoise steps: {mode} mode has none; leave it out, or use mode serial with a drafter")
+    if mode != "serial":
+        for name, number in (("denoise steps", options.num_denoise_steps), ("draft confidence", options.draft_confidence)):
+            if number is not None:
+                raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode serial with a drafter")
     if mode != "fused" and options.rows is not None:
         raise InvalidRequest(f"rows: {mode} mode has no budget of rows; leave it out, or use mode fused")
     if mode != "async":
@@ -119,6 +124,13 @@ def checked_steps(wanted: int | None, draft_length: int) -> int:
     if wanted is not None and not 1 <= wanted <= draft_length:
         raise InvalidRequest(f"denoise steps: {wanted} is not within 1 and the draft length, {draft_length}")
     return wanted or 1
+
+
+def checked_confidence(wanted: float | None) -> float | None:
+    """Raises InvalidRequest for what is no probability."""
+    if wanted is not None and not 0 <= wanted <= 1:
+        raise InvalidRequest(f"draft confidence: {wanted:g} is no probability; give one within 0, which cuts nothing, and 1")
+    return wanted
 
 
 def checked_rows(wanted: int | None) -> int | None:

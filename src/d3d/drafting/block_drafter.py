@@ -11,6 +11,7 @@ from torch import Tensor
 from d3d.core.protocols import TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
+from d3d.drafting.confidence import chances_of, confident_prefix
 from d3d.drafting.layout import MASKED, DraftLayout, draft_layout
 from d3d.engines.native import NativeSession
 from d3d.models.drafter import SEEN_TOKENS, DrafterModel
@@ -30,6 +31,8 @@ class BlockDrafter:
     model: DrafterModel
     target_vocab_size: int
     num_denoise_steps: int = 1
+    draft_confidence: float | None = None
+    """Cut a draft where the chance that all of it is kept falls below; None cuts nothing."""
 
     @property
     def block_size(self) -> int:
@@ -64,7 +67,8 @@ class BlockDraftSession:
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        return self.draft_behind([sequence.token_ids for sequence in sequences], lengths)
+        blocks = self.draft_behind([sequence.token_ids for sequence in sequences], lengths)
+        return [confident_prefix(block, self._drafter.draft_confidence) for block in blocks]
 
     def draft_behind(self, texts: list[list[int]], lengths: ListLike[int]) -> list[DraftBlock]:
         """A block of at most `lengths[i]` tokens to follow the token ids `texts[i]`."""
@@ -82,15 +86,22 @@ class BlockDraftSession:
         blocks = torch.full((len(texts), max(wanted)), MASKED)
         last = torch.tensor([last_tokens(ids) for ids in known], device=self._model.transformer.device)
         finite = torch.ones(len(texts), dtype=torch.bool)
+        chances = None if self._drafter.draft_confidence is None else torch.zeros(blocks.shape)
         for step in range(self._drafter.num_denoise_steps):
             self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
             states, logits = self._pass(layout)
             self._model.choose_in_turn(states, logits, blocks.to(logits.device), last, own_rows=self._model.config.own_rows)
             finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
-            blocks = reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
+            before, blocks = blocks, reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
+            if chances is not None:
+                new = chances_of(logits, blocks.clamp(min=0)).cpu()
+                chances = torch.where((before == MASKED) & (blocks != MASKED), new, chances)
         drafted = zip(blocks.tolist(), wanted, finite.tolist(), unknown, strict=True)
-        return [_block(block[:length], is_finite, odd, decoder.vocab_size) for block, length, is_finite, odd in drafted]
+        made = [_block(block[:length], is_finite, odd, decoder.vocab_size) for block, length, is_finite, odd in drafted]
+        if chances is None:
+            return made
+        return [block._replace(confidences=tuple(row[: len(block.token_ids)])) for block, row in zip(made, chances.tolist(), strict=True)]
 
     def _catch_up(self, known: list[list[int]]) -> None:
         no_blocks = torch.empty((len(known), 0), dtype=torch.long)
@@ -116,6 +127,7 @@ class BesideTargetSession:
     """Drafts behind the target's own cached rows; the cache is left as the target had it."""
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache) -> None:
+        self._drafter = drafter
         self._session = BlockDraftSession(drafter, cache)
         self._cache = cache
         self._sequence_ids = list(cache.sequence_ids)
@@ -138,7 +150,9 @@ class BesideTargetSession:
         for row, block in enumerate(blocks):
             if block.fault is not None:
                 self._cache.clear_behind(row)
-        return [blocks[row] for row in rows]
+        own_rows, least = self._drafter.model.config.own_rows, self._drafter.draft_confidence
+        sure = [own_rows if sequence.params.greedy else 0 for sequence in sequences]  # the target's own rows choose greedily, too
+        return [confident_prefix(blocks[row], least, num_sure=count) for row, count in zip(rows, sure, strict=True)]
 
 
 def last_tokens(ids: list[int]) -> list[int]:

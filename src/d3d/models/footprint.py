@@ -13,6 +13,7 @@ from d3d.core.errors import InvalidCheckpoint
 from d3d.models.converted import converted_directory, is_converted
 from d3d.models.hub import fetch_config, is_hub_id
 from d3d.models.loading import load_config, resolve_model
+from d3d.models.preset_file import is_preset_file, read_preset
 from d3d.models.presets import PRESETS
 from d3d.models.quiet import first_line, quiet_transformers
 
@@ -64,6 +65,8 @@ def model_config(source: str) -> Any:
         if not is_converted(directory, target.sha256):
             raise InvalidCheckpoint(f"preset {source} is not here yet; run `d3d pull {source}` first")
         return load_config(directory)
+    if is_preset_file(source) and not path.is_dir():
+        return model_config(read_preset(source).target)
     if path.suffix.lower() == ".gguf" and path.is_file():
         try:
             with quiet_transformers():
@@ -79,4 +82,5 @@ def is_here(source: str) -> bool:
     """Whether a model's files are on this machine, so that opening it fetches and converts nothing."""
     if source in PRESETS:
         return is_converted(converted_directory(PRESETS[source].target.stem, PRESETS[source].target.sha256), PRESETS[source].target.sha256)
-    return Path(source).expanduser().is_dir()
+    path = Path(source).expanduser()
+    return is_here(read_preset(source).target) if is_preset_file(source) and path.is_file() else path.is_dir()

@@ -15,6 +15,7 @@ from d3d.models.converted import converted_directory, is_converted
 from d3d.models.download import fetch
 from d3d.models.gguf_conversion import convert
 from d3d.models.hub import fetch_snapshot, fetch_tokenizer, is_hub_id
+from d3d.models.preset_file import is_preset_file, read_preset
 from d3d.models.presets import PRESETS, Preset
 from d3d.models.quiet import first_line, quiet_transformers
 
@@ -27,14 +28,16 @@ DRAFTER_TYPE = "d3d_drafter"
 def resolve_model(source: str) -> Path:
     """Local Hugging Face directory (config, tokenizer, safetensors) of a model.
 
-    `source` is the name of a preset (its target), a directory, a .gguf file, or a hub id `org/name[@revision]`, tried in this
-    order; what is not there yet is fetched or converted, with progress on standard error. Raises InvalidCheckpoint.
+    `source` is the name of a preset (its target), a directory, a preset file, a .gguf file, or a hub id `org/name[@revision]`, tried in
+    this order; what is not there yet is fetched or converted, with progress on standard error. Raises InvalidCheckpoint.
     """
     if source in PRESETS:
         return _preset_target(PRESETS[source])
     path = Path(source).expanduser()
     if path.is_dir():
         return _checked_directory(path)
+    if is_preset_file(source):
+        return resolve_model(read_preset(source).target)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise InvalidCheckpoint(f"there is no file {path}")
@@ -50,21 +53,39 @@ def resolve_model(source: str) -> Path:
 
 def resolve_tokenizer(source: str) -> Path:
     """As `resolve_model`, but the directory need not hold the weights. Raises InvalidCheckpoint."""
+    if is_preset_file(source):
+        return resolve_tokenizer(read_preset(source).target)
     if source not in PRESETS and is_hub_id(source) and not Path(source).expanduser().exists():
         return fetch_tokenizer(source)
     return resolve_model(source)
 
 
 def resolve_drafter(source: str) -> Path:
-    """Local directory of a drafter checkpoint: a directory, a preset's own drafter, or a hub id. Raises InvalidCheckpoint."""
+    """Local directory of a drafter checkpoint: a directory, a preset's own drafter (by name or file), or a hub id. Raises
+    InvalidCheckpoint."""
     if source in PRESETS:
         return PRESETS[source].drafter_directory()
     path = Path(source).expanduser()
     if path.is_dir():
         return path
+    if is_preset_file(source):
+        drafter = drafter_of(source)
+        if drafter is None:
+            raise InvalidCheckpoint(f"preset {source} names no drafter; name a checkpoint")
+        return drafter
     if is_hub_id(source):
         return fetch_snapshot(source)
     raise InvalidCheckpoint(f"no drafter {source!r}: it is no directory, no preset ({', '.join(sorted(PRESETS))}) and no hub id (org/name)")
+
+
+def drafter_of(source: str) -> Path | None:
+    """The drafter that a target's name brings: a preset's, or a preset file's; None for other targets. Raises InvalidCheckpoint."""
+    if source in PRESETS:
+        return PRESETS[source].drafter_directory()
+    if not is_preset_file(source) or Path(source).expanduser().is_dir():
+        return None
+    found = read_preset(source)
+    return drafter_of(found.target) if found.drafter is None else resolve_drafter(found.drafter)
 
 
 def _preset_target(preset: Preset) -> Path:

@@ -1,0 +1,103 @@
+"""`d3d tune`: the fastest way to decode your own prompts on this machine, as a preset file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from d3d.cli import options as o
+
+if TYPE_CHECKING:
+    from d3d.tuning.tune import Outcome
+
+
+def tune(
+    prompts: Annotated[Path, typer.Argument(help="JSON lines with prompt, turns or messages, or traffic recorded with --record-text.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the search and its preset.yaml; one that is there goes on.")],
+    model: o.ModelOption = None,
+    target: o.TargetOption = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Drafter to try: directory or hub id; may be repeated. Default: the preset's own.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(help="Mode to try beside plain; may be repeated. Default: serial and fused, and async where there are two cores."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Setups to try.", min=1)] = 40,
+    finalists: Annotated[int, typer.Option(help="Best of them that are measured again, on other prompts.", min=1)] = 3,
+    num_prompts: Annotated[int, typer.Option("--prompts", help="Most prompts to use, drawn by --seed.", min=1)] = 24,
+    max_tokens: o.MaxTokensOption = 96,
+    concurrency: Annotated[
+        int, typer.Option(help="Prompts that are answered together: tune for most tokens a second at this many.", min=1)
+    ] = 1,
+    threads: Annotated[
+        list[int] | None, typer.Option(help="Number of threads to try; may be repeated. Default: powers of two up to the cores.", min=1)
+    ] = None,
+    temperature: o.TemperatureOption = 0.0,
+    seed: Annotated[int, typer.Option(help="Draws the prompts, the setups to try and the noise of sampling.", min=0)] = 0,
+    device: o.DeviceOption = "auto",
+    dtype: o.DTypeOption = "auto",
+) -> None:
+    """Search draft length (fixed or by confidence), mode, denoise steps, rows, outcomes, threads and drafters for least time per token.
+
+    The best few answer prompts that the search has not seen, in turn with plain decoding; the fastest becomes OUT/preset.yaml, which every
+    command takes as --model. Ctrl-C keeps what is done.
+    """
+    sampling = o.sampling_options({"max_tokens": max_tokens, "temperature": temperature, "seed": seed})
+    from d3d.cli.console import meter, note
+    from d3d.cli.interrupt import deferred_interrupt
+    from d3d.core.errors import InvalidRequest
+    from d3d.core.types import SamplingParams
+    from d3d.tuning.prompts import tuning_prompts
+    from d3d.tuning.search import require_optuna
+    from d3d.tuning.setups import MODES
+    from d3d.tuning.tune import TunePlan, open_models, space_of
+    from d3d.tuning.tune import tune as run
+
+    require_optuna()
+    for name in mode or ():
+        if name not in MODES:
+            raise InvalidRequest(f"mode: {name!r} is not one of {', '.join(MODES)}; plain is measured anyway")
+    source = o.ModelChoice(model, target, None, None, device, dtype).check()
+    models = open_models(source, drafter or [], device=device, dtype=dtype)
+    space = space_of(models, mode or [], threads or [])
+    found = tuning_prompts(prompts, next(iter(models.values())), limit=num_prompts, seed=seed)
+    for line in found.notes:
+        note(line)
+    plan = TunePlan(output, found, SamplingParams(**sampling), concurrency, trials, finalists, seed)
+    with deferred_interrupt() as stopped, meter(trials) as progress:
+        outcome = run(plan, models, space, progress.show, stopped)
+    if outcome is None:
+        note(f"interrupted; the same command goes on from what is in {output}")
+        raise typer.Exit(130)
+    if not outcome.split.is_clean:
+        note("warning: there are too few prompts to confirm on others than those of the search; give at least four", "yellow")
+    print_table(outcome, plan.concurrency)
+    typer.echo(outcome.preset)
+    if outcome.judged[0].setup.mode == "plain":
+        note("plain decoding is the fastest here: a drafter with fewer layers, or one that knows these prompts, may change that", "yellow")
+
+
+def print_table(outcome: Outcome, concurrency: int) -> None:
+    """Every setup of the second stage, the fastest first."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cases = len(outcome.split.confirm)
+    table = Table(title=Text(f"{cases} prompts" if concurrency == 1 else f"{cases} times {concurrency} prompts"))
+    for heading in ("setup", "ms/token", "over plain", "95 %", "acceptance length", "same ids as plain"):
+        table.add_column(heading, justify="left" if heading == "setup" else "right")
+    for one in outcome.judged:
+        length = one.acceptance_length
+        table.add_row(
+            Text(f"{one.setup}{' (default)' if one.setup.key == outcome.default.key else ''}"),
+            f"{one.ms_per_token:.2f}",
+            f"{one.speed_up.value:.2f}",
+            f"{one.speed_up.low:.2f} to {one.speed_up.high:.2f}",
+            "-" if length is None else f"{length:.2f}",
+            f"{one.equal} of {len(one.cases)}",
+        )
+    Console().print(table)
