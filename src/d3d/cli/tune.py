@@ -12,6 +12,9 @@ from d3d.cli import options as o
 if TYPE_CHECKING:
     from d3d.tuning.tune import Outcome
 
+WIDTH = 200
+"""Columns that the table may take: a narrower terminal breaks its lines, but no figure is cut."""
+
 
 def tune(
     prompts: Annotated[Path, typer.Argument(help="JSON lines with prompt, turns or messages, or traffic recorded with --record-text.")],
@@ -67,8 +70,8 @@ def tune(
     for line in found.notes:
         note(line)
     plan = TunePlan(output, found, SamplingParams(**sampling), concurrency, trials, finalists, seed)
-    with deferred_interrupt() as stopped, meter(trials) as progress:
-        outcome = run(plan, models, space, progress.show, stopped)
+    with deferred_interrupt() as stopped:
+        outcome = run(plan, models, space, meter, stopped)
     if outcome is None:
         note(f"interrupted; the same command goes on from what is in {output}")
         raise typer.Exit(130)
@@ -89,7 +92,7 @@ def print_table(outcome: Outcome, concurrency: int) -> None:
     cases = len(outcome.split.confirm)
     table = Table(title=Text(f"{cases} prompts" if concurrency == 1 else f"{cases} times {concurrency} prompts"))
     for heading in ("setup", "ms/token", "over plain", "95 %", "acceptance length", "same ids as plain"):
-        table.add_column(heading, justify="left" if heading == "setup" else "right")
+        table.add_column(heading, justify="left" if heading == "setup" else "right", no_wrap=True)
     for one in outcome.judged:
         length = one.acceptance_length
         table.add_row(
@@ -100,4 +103,4 @@ def print_table(outcome: Outcome, concurrency: int) -> None:
             "-" if length is None else f"{length:.2f}",
             f"{one.equal} of {len(one.cases)}",
         )
-    Console().print(table)
+    Console(width=max(Console().width, WIDTH)).print(table, crop=False)

@@ -74,7 +74,7 @@ class Confirmation:
                 measured = measure(setup, case)
                 done[setup.key, case] = measured
                 append_line(self.log, json.dumps({"setup": json.loads(setup.key), "case": case, **measured._asdict()}))
-            show(count, f"confirming: {setup}")
+            show(count, str(setup))
         return self._judged(done)
 
     def _order(self) -> Iterator[tuple[Setup, int]]:

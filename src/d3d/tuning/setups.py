@@ -55,7 +55,7 @@ class Setup:
 
     def __str__(self) -> str:
         parts = [f"{name.replace('num_', '').replace('_', ' ')} {value}" for name, value in self.told.items()]
-        parts += [f"{self.threads} threads"] if self.threads is not None else []
+        parts += [f"{self.threads} thread{'s' if self.threads > 1 else ''}"] if self.threads is not None else []
         parts += [self.drafter] if self.drafter not in (None, OWN) else []
         return ", ".join([self.mode, *parts])
 

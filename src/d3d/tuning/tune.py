@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from filelock import FileLock, Timeout
@@ -28,7 +29,7 @@ from d3d.runtime.placement import available_cores
 from d3d.tuning.confirm import Confirmation, Confirmed, finalists, with_plain
 from d3d.tuning.measure import Case, LoopMeasurer, Measurer
 from d3d.tuning.prompts import Split, TuningPrompts, grouped, split
-from d3d.tuning.search import Search, SearchPlan, Show, Stop
+from d3d.tuning.search import Search, SearchPlan, Stop
 from d3d.tuning.setups import OWN, DrafterFacts, Setup, Space
 
 JOURNAL, CONFIRMED, PRESET = "search.log", "confirmed.jsonl", "preset.yaml"
@@ -51,6 +52,16 @@ class TunePlan:
     @property
     def cases(self) -> list[Case]:
         return [list(case) for case in grouped(self.prompts.token_ids, self.concurrency)]
+
+
+class Progress(Protocol):
+    """Shows how far a stage has come."""
+
+    def show(self, completed: int, text: str) -> None: ...
+
+
+Metering = Callable[[int], AbstractContextManager[Progress]]
+"""Progress towards a total."""
 
 
 class Outcome(NamedTuple):
@@ -117,8 +128,9 @@ def _thread_choices(given: Sequence[int], cores: int) -> tuple[int, ...]:
     return tuple(sorted({*(given or doubled), torch.get_num_threads()}))
 
 
-def tune(plan: TunePlan, models: dict[str, Model], space: Space, show: Show, stop: Stop) -> Outcome | None:
-    """Search, confirm, and write the preset; None where `stop` said so before. What has been measured stays, and is not measured again.
+def tune(plan: TunePlan, models: dict[str, Model], space: Space, meter: Metering, stop: Stop) -> Outcome | None:
+    """Search, confirm, and write the preset; `meter` shows how far each of the two has come. None where `stop` said so before. What has
+    been measured stays, and is not measured again.
 
     Raises InvalidRequest where the directory holds another search or another process is at work in it.
     """
@@ -126,23 +138,25 @@ def tune(plan: TunePlan, models: dict[str, Model], space: Space, show: Show, sto
     plan.directory.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(plan.directory / ".lock", timeout=0):
-            return run(plan, models, space, measurer, show, stop)
+            return run(plan, models, space, measurer, meter, stop)
     except Timeout as error:
         raise InvalidRequest(f"another d3d tune is at work in {plan.directory}; wait for it, or name another directory") from error
     finally:
         measurer.close()
 
 
-def run(plan: TunePlan, models: dict[str, Model], space: Space, measure: Measurer, show: Show, stop: Stop) -> Outcome | None:
+def run(plan: TunePlan, models: dict[str, Model], space: Space, measure: Measurer, meter: Metering, stop: Stop) -> Outcome | None:
     """`tune` with measurements of any origin."""
     parts = split(len(plan.cases))
     threads = torch.get_num_threads()
     search = Search(plan.directory / JOURNAL, SearchPlan(space, parts.search, plan.trials, plan.seed, threads, _identity(plan, models)))
-    if not search.run(measure, show, stop):
-        return None
+    with meter(plan.trials) as progress:
+        if not search.run(measure, progress.show, stop):
+            return None
     setups = with_plain(finalists(search.best(), plan.finalists, search.default))
     confirmation = Confirmation(plan.directory / CONFIRMED, setups, parts.confirm)
-    judged = confirmation.run(measure, lambda count, text: show(plan.trials, f"{text} ({count}/{confirmation.total})"), stop)
+    with meter(confirmation.total) as progress:
+        judged = confirmation.run(measure, progress.show, stop)
     if judged is None:
         return None
     path = plan.directory / PRESET
