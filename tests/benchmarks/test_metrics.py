@@ -40,6 +40,7 @@ def test_acceptance_micro_and_macro() -> None:
     assert found.rounds == 3
     assert found.acceptance_length == pytest.approx(6 / 3)  # all rounds
     assert found.acceptance_length_macro == pytest.approx((4 / 2 + 2 / 1) / 2)
+    assert found.accepted_per_round == pytest.approx(3 / 3)
     assert found.acceptance_rate == pytest.approx(3 / 5)  # the shorter last draft counts as what it was
     assert found.acceptance_at == pytest.approx((2 / 3, 1 / 3))
     assert found.histogram == (1, 1, 1)

@@ -41,7 +41,7 @@ def test_markdown_holds_the_figures(run_directory: Path) -> None:
     text = markdown_report("Small", report(load_run(run_directory), with_pictures=False))
     assert "| tiny | serial 2 | 16 | 1 | 1.50 [1.00, 2.00] | 1.00 / 1.50 / 2.00 | llama_cpp | 0.19" in text
     assert "| tiny | plain | 16 | 1 | - | - | llama_cpp | 0.12" in text
-    assert "| tiny | serial 2 | 16 | 1 | 3 | 2.00 | 2.00 | 60 % | 0.67 0.33 | 1 1 1 | 40 % | 55 % |" in text
+    assert "| tiny | serial 2 | 16 | 1 | 3 | 2.00 | 2.00 | 1.00 | 60 % | 0.67 0.33 | 1 1 1 | 40 % | 55 % |" in text
     assert "| all | serial 2 | 16 | 1 | 6 | 2.00" in text
     assert "| tiny | serial 2 | 16 | 1 | 13.3 | 1.50 [1.00, 2.00] | 0.19 | 2.00 | 2/2 |" in text
     assert "d3d bench run x\\|y" in text

@@ -60,6 +60,8 @@ class Drafting:
     """Tokens that rounds committed over rounds; the first token of an answer belongs to no round."""
     acceptance_length_macro: float
     """Mean of the answers' own."""
+    accepted_per_round: float
+    """Drafted tokens kept over rounds: the acceptance length without the target's own token of each round."""
     acceptance_rate: float
     """Kept over really drafted tokens."""
     acceptance_at: tuple[float, ...]
@@ -172,6 +174,7 @@ def drafting(rows: Iterable[Row]) -> Drafting | None:
         rounds=count,
         acceptance_length=sum(one.num_committed for one in rounds) / count if count else 0.0,
         acceptance_length_macro=sum(own) / len(own) if own else 0.0,
+        accepted_per_round=sum(one.num_accepted for one in rounds) / count if count else 0.0,
         acceptance_rate=sum(one.num_accepted for one in rounds) / drafted if drafted else 0.0,
         acceptance_at=tuple(sum(histogram[place:]) / count for place in range(1, width + 1)) if count else (),
         histogram=histogram,

@@ -103,6 +103,7 @@ def acceptance_table(groups: Groups) -> Table:
                 found.rounds,
                 number(found.acceptance_length),
                 number(found.acceptance_length_macro),
+                number(found.accepted_per_round),
                 percent(found.acceptance_rate),
                 " ".join(f"{share:.2f}" for share in found.acceptance_at),
                 " ".join(map(str, found.histogram)),
@@ -113,11 +114,20 @@ def acceptance_table(groups: Groups) -> Table:
                 percent(found.hit_rate),
             )
         )
-    headings = ("rounds", "acceptance length", "macro", "acceptance rate", "acceptance at 1, 2, ...", "rounds by accepted 0, 1, ...")
+    headings = (
+        "rounds",
+        "acceptance length",
+        "macro",
+        "accepted",
+        "acceptance rate",
+        "acceptance at 1, 2, ...",
+        "rounds by accepted 0, 1, ...",
+    )
     times = ("draft", "verify", "draft ms", "verify ms", "hit rate")
     note = (
         "Acceptance length: tokens committed by rounds over rounds, the target's own token of each round included; macro: mean of the "
-        "answers' own. Rate: kept over really drafted tokens. Draft and verify: share of the time from first to last token, and mean of a "
+        "answers' own. Accepted: drafted tokens kept a round, without that one. Rate: kept over really drafted tokens. "
+        "Draft and verify: share of the time from first to last token, and mean of a "
         "round; in async mode draft is what nothing hides, and hit rate the share of wanted successors that were ready."
     )
     return Table("Acceptance", (*COLUMNS, *headings, *times), tuple(rows), note)
