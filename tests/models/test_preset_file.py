@@ -204,11 +204,36 @@ def test_chat_and_demo_take_it(preset: Any) -> None:
 def test_bench_runs_its_choices(preset: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "own.jsonl"
     prompts.write_text('{"prompt": "hello"}\n')
-    given = ("--target", preset(draft_length=3), "--method", "serial", "--max-tokens", 6, "--results", tmp_path, "--set", prompts)
+    given = (
+        "--target",
+        preset(draft_length=3, draft_confidence=0.1),
+        "--method",
+        "serial",
+        "--max-tokens",
+        6,
+        "--results",
+        tmp_path,
+        "--set",
+        prompts,
+    )
     outcome = command("bench", "run", "one", *given)
     assert outcome.code == 0, outcome.err
     rows = [json.loads(line) for line in (tmp_path / "one" / "results.jsonl").read_text().splitlines()]
     assert {(row["method"], row["setting"]["draft_length"]) for row in rows} == {("plain", None), ("serial", 3)}
+    (session,) = json.loads((tmp_path / "one" / "provenance.json").read_text())["sessions"]
+    assert session["methods"]["serial"]["options"] == {"draft_length": 3, "draft_confidence": 0.1}
+    assert "options" not in session["methods"]["plain"]
+
+
+def test_evaluate_takes_target_and_drafter_from_it(preset: Any, tiny_target: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "own.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    corpus = tmp_path / "corpus.jsonl"
+    made = command("data", corpus, "--target", tiny_target, "--prompts", prompts, "--max-tokens", 12, "--dtype", "float32")
+    assert made.code == 0, made.err
+    outcome = command("evaluate", preset(), corpus, "--dtype", "float32")
+    assert outcome.code == 0, outcome.err
+    assert outcome.record["answers"] == 1
 
 
 def test_show_tells_what_it_holds_and_where_from(preset: Any) -> None:

@@ -84,6 +84,8 @@ class Loop(NamedTuple):
 def _mode(name: str) -> Callable[[Model, MethodOptions], Loop]:
     def make(model: Model, options: MethodOptions) -> Loop:  # noqa: ARG001 - the model brings its drafter
         about = {} if name == PLAIN or model.drafter is None else _about(model.drafter)
+        if options_of_preset := {key: value for key, value in model.options(name, ModeOptions())._asdict().items() if value is not None}:
+            about["options"] = options_of_preset
         return Loop(lambda length: model.decoding(name, ModeOptions(draft_length=length)), about)
 
     return make

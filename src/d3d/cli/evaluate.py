@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d3d.cli.options import DeviceOption, DTypeOption
+from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption
 
 if TYPE_CHECKING:
     from d3d.drafting.packed_pass import GuessFrom
@@ -20,9 +20,12 @@ MODES = ("serial", "fused", "async")
 
 
 def evaluate(
-    drafter: Annotated[str, typer.Argument(help="Drafter: directory, hub id or preset.")],
+    drafter: Annotated[str, typer.Argument(help="Drafter: directory, hub id, preset or preset file.")],
     corpus: Annotated[Path, typer.Argument(help="Recorded answers, made by `d3d data` of prompts that were not trained on.")],
-    target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
+    target: Annotated[
+        str | None,
+        typer.Option(help=f"Preset, directory, GGUF file or hub id of the target. Default: the preset file's, else {DEFAULT_MODEL}."),
+    ] = None,
     mode: Annotated[str, typer.Option(help="serial, fused or async: how rounds are replayed; async tells the hit rate.")] = "serial",
     draft_length: Annotated[
         int | None,
@@ -46,6 +49,7 @@ def evaluate(
     from d3d.models.linear import pack_weights
     from d3d.models.loading import resolve_drafter
     from d3d.models.open_model import open_model
+    from d3d.models.preset_file import is_preset_file
     from d3d.training.corpus import corpus_files, corpus_identity, read_corpus
     from d3d.training.evaluate import by_source, replay, replay_fused
     from d3d.training.outcome_replay import replay_outcomes
@@ -53,6 +57,7 @@ def evaluate(
     directory = resolve_drafter(drafter)
     read_config(directory)
     guess = _guess_from(mode, guess_from)
+    target = target or (drafter if is_preset_file(drafter) else DEFAULT_MODEL)
     base = open_model(target, device=device, dtype=dtype)
     model = load_drafter(directory, base)
     pack_weights(base.transformer, model)
