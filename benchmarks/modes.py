@@ -1,9 +1,11 @@
 """Plain, serial and fused decoding: same engine, weights, dtype and prompts, alternating prompt by prompt.
 
-usage: python benchmarks/modes.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192] [--dtype bfloat16] [--draft-lengths 2 4 6] [--rows 6 12]
+usage: python benchmarks/modes.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192] [--dtype bfloat16] [--draft-lengths 2 4 6]
+       [--draft-confidences 0.1] [--rows 6 12]
 
-Prints one JSON object: milliseconds a token of plain, of serial at each draft length and of fused at each budget of rows, ratios to plain,
-acceptance length, and how many answers are identical. Ratios are of totals over all prompts. Run it on an idle machine.
+Prints one JSON object: milliseconds a token of plain, of serial at each draft length, of serial at the longest of them cut at each
+confidence, and of fused at each budget of rows, ratios to plain, acceptance length, tokens verified a round, and how many answers are
+identical. Ratios are of totals over all prompts. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--draft-lengths", type=int, nargs="*", default=[2, 3, 4, 6, 8], help="of serial mode")
+    parser.add_argument(
+        "--draft-confidences", type=float, nargs="*", default=[], help="of serial mode, at the longest of the draft lengths"
+    )
     parser.add_argument("--rows", type=int, nargs="*", default=[6, 9, 12, 16], help="of fused mode")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -44,10 +49,17 @@ def main() -> None:
     sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     ways: dict[str, dict[str, Any]] = {"plain": {"mode": "plain"}}
     ways |= {f"serial {length}": {"mode": "serial", "draft_length": length} for length in options.draft_lengths}
+    longest = max(options.draft_lengths, default=None)
+    ways |= {
+        f"serial {longest} cut {least:g}": {"mode": "serial", "draft_length": longest, "draft_confidence": least}
+        for least in options.draft_confidences
+    }
     ways |= {f"fused {rows}": {"mode": "fused", "rows": rows} for rows in options.rows}
     for way in ways.values():  # warm-up, not measured
         model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})
-    rows = {name: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "undrafted": 0, "answers": []} for name in ways}
+    rows = {
+        name: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "undrafted": 0, "drafted": 0, "answers": []} for name in ways
+    }
     for prompt in prompts:
         for name, row in rows.items():
             result = model.generate(prompt, **ways[name], **sampling)
@@ -57,6 +69,7 @@ def main() -> None:
             row["answers"].append(result.token_ids)
             if result.speculation:
                 row["rounds"] += result.speculation.rounds
+                row["drafted"] += sum(stats.draft_length for stats in result.rounds)
                 row["undrafted"] += result.speculation.undrafted_rounds
                 row["committed"] += result.speculation.acceptance_length * result.speculation.rounds
     plain_ms = 1000 * rows["plain"]["seconds"] / rows["plain"]["tokens"]
@@ -80,6 +93,7 @@ def main() -> None:
             "ms_per_token": round(ms, 2),
             "ratio": round(plain_ms / ms, 3),
             "acceptance_length": round(row["committed"] / row["rounds"], 3),
+            "draft_length": round(row["drafted"] / row["rounds"], 3),
             "undrafted_rounds": round(row["undrafted"] / row["rounds"], 3),
             "identical": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         }
