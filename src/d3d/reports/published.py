@@ -75,7 +75,8 @@ def _row(groups: Groups, name: str, methods: Sequence[str]) -> tuple[Cell, ...]:
     cells = tuple(None if (one := ratios.get(method)) is None else f"{one.ratio:.2f} [{one.low:.2f}, {one.high:.2f}]" for method in methods)
     drafts = drafting(groups[found["serial"]]) if "serial" in found else None
     peer = best_plain_peer(groups, plain)
-    over = [ratio.ratio for method in (PLAIN, *methods) if peer and method in found and (ratio := speed_up(groups[found[method]], peer[1]))]
+    measured = [method for method in (PLAIN, *methods) if method in found and method != ASYNC_MODELLED]
+    over = [ratio.ratio for method in measured if peer and (ratio := speed_up(groups[found[method]], peer[1]))]
     return (
         published.title,
         number(published.speed_up),
