@@ -62,6 +62,13 @@ def test_an_answer_is_read(tmp_path: Path) -> None:
     assert (plain.mode, len(plain.rounds), plain.rounds[-1].context) == ("plain", 6, 16)
 
 
+def test_rounds_of_several_modes_are_refused(tmp_path: Path) -> None:
+    speculation = {"mode": "auto", "num_accepted_histogram": [1, 0, 2], "undrafted_rounds": 1}
+    record = {"usage": {"prompt_tokens": 10, "completion_tokens": 7}, "timing": {"tpot_s": 0.5}, "speculation": speculation}
+    with pytest.raises(InvalidRequest, match="auto mode"):
+        read_trace(written(tmp_path, record))
+
+
 def test_a_timeline_is_read(tmp_path: Path) -> None:
     rounds = [
         RoundStats(3, 2, 3, 0.1, 0.2, 5.0, Preparation("unprepared")),

@@ -18,7 +18,7 @@ def traces_of(directory: Path) -> list[Trace]:
     fixed = read_provenance(directory)["fixed"]
     groups: dict[Group, list[Row]] = {}
     for group, rows in grouped(read_rows(directory / ROWS_FILE)).items():
-        if group.method in MODES and group.setting.batch == 1:
+        if group.method in MODES and group.method != "auto" and group.setting.batch == 1:  # auto's rounds went through several modes
             groups.setdefault(group._replace(set_name="all"), []).extend(rows)
     found = [_trace(f"{directory.name}: {group.label}", group, rows, fixed["dtype"], fixed["threads"]) for group, rows in groups.items()]
     if not any(trace.rounds for trace in found):

@@ -113,7 +113,15 @@ def of_mean(acceptance_length: float, draft_length: int, *, rounds: int = 1000, 
 
 
 def read_trace(path: Path) -> Trace:
-    """What `d3d generate --json`, `d3d generate --trace` or `d3d evaluate` have written. Raises InvalidRequest for anything else."""
+    """What `d3d generate --json`, `d3d generate --trace` or `d3d evaluate` have written. Raises InvalidRequest for anything else, and for
+    rounds of auto mode."""
+    trace = _read(path)
+    if trace.mode == "auto":
+        raise InvalidRequest(f"{path}: rounds of auto mode went through several modes, which can't be told apart here; record one of them")
+    return trace
+
+
+def _read(path: Path) -> Trace:
     record = read_json(path)
     try:
         if "traceEvents" in record:
