@@ -204,6 +204,17 @@ def test_a_hiccup_does_not_decide() -> None:
     assert times.tpot_s("serial") == pytest.approx((2 + 2 + 4 + 2) / 16)
 
 
+def test_drafts_that_are_never_kept_do_not_lead_however_slow_plain_rounds_seemed() -> None:
+    times = ModeTimes()
+    for _ in range(8):
+        times.add(PLAIN, Round(3.0, 1))
+        times.add("serial", Round(2.0, 1))
+    assert chooser("serial", times=times).choose(100, {}) == PLAIN
+    times.add("serial", Round(2.0, 5))
+    times.add("serial", Round(2.0, 5))
+    assert chooser("serial", times=times).choose(100, {}) == "serial"
+
+
 def test_a_drafter_that_would_have_to_read_a_long_text_first_is_not_tried_for_nothing() -> None:
     def missing(_: str) -> int:
         return 1000

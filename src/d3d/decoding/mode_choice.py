@@ -89,14 +89,17 @@ class ModeTimes:
             self.shorten(mode, KEPT)
 
     def tpot_s(self, mode: str, luck: float = 0.0) -> float | None:
-        """Seconds per token; None where no round is known. One hiccup of the machine counts for two rounds at most.
+        """Seconds per token; None where no round is known. One hiccup of the machine counts for two rounds at most, and no round is taken
+        to be shorter than a plain one, whose pass it holds: where it was, other work has slowed plain rounds down.
 
         luck: what it would be if the tokens of these rounds had been so many standard errors fewer than they usually are.
         """
-        span = self._span(mode)
+        span, plain = self._span(mode), self._span(PLAIN)
         if span is None:
             return None
-        return span.seconds / max(1.0, span.tokens + (0.0 if mode == PLAIN else luck * span.error))
+        if plain is None or mode == PLAIN:
+            return span.seconds / span.tokens
+        return max(span.seconds, plain.seconds) / max(1.0, span.tokens + luck * span.error)
 
     def excess_s(self, mode: str, one: Round | None = None) -> float:
         """What a round of this mode costs beyond plain ones that bring as many tokens: this round, or the mean of those remembered. 0 where
@@ -105,7 +108,7 @@ class ModeTimes:
         if one is None:
             one = Round(0.0, 0.0) if span is None else Round(span.seconds, span.tokens)
         seconds = one.seconds if span is None else min(one.seconds, span.most)
-        return 0.0 if plain is None else seconds - one.tokens * plain
+        return 0.0 if plain is None else max(seconds, plain) - one.tokens * plain
 
     def _span(self, mode: str) -> _Span | None:
         rounds = self._rounds.get(mode)
