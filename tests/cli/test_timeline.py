@@ -123,7 +123,6 @@ WAIT = event(name="draft")
     [
         ([], "traceEvents"),
         ({"traceEvents": {}}, "traceEvents"),
-        ({"traceEvents": []}, "complete"),
         ({"traceEvents": [1]}, "`ph`"),
         ({"traceEvents": [event(name="aten::mm")]}, "aten::mm"),
         ({"traceEvents": [event(args=None)]}, "verify"),
@@ -144,6 +143,10 @@ def test_a_foreign_or_damaged_trace_is_refused(content: Any, why: str, tmp_path:
     with pytest.raises(InvalidRequest, match="no trace that d3d wrote") as refused:
         read_trace(write(tmp_path, content))
     assert why in str(refused.value)
+
+
+def test_a_trace_without_a_round_says_so(tmp_path: Path) -> None:
+    assert d3d("timeline", write(tmp_path, chrome_trace([]))).is_refusal("holds no round")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000], ids=["empty", "cut", "binary", "deep"])
