@@ -44,7 +44,7 @@ from d3d.runtime.async_drafter import AsyncDrafter
 from d3d.runtime.auto_placement import room_for_worker
 from d3d.runtime.coordinator import MissPolicy, Policy
 from d3d.runtime.opening import Running, open_coordinator
-from d3d.runtime.placement import available_cores
+from d3d.runtime.placement import available_cores, default_placement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -204,7 +204,7 @@ class Model:
         """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""
         assert self.drafter is not None
         assert isinstance(self.target, OpenModel), "other engines have no async mode"
-        miss_policy, placement = options.miss_policy or "draft_now", options.placement or "thread"
+        miss_policy, placement = options.miss_policy or "draft_now", options.placement or default_placement(self.target.device)
         if miss_policy not in get_args(MissPolicy):
             raise InvalidRequest(f"miss policy: {miss_policy!r} is not one of {', '.join(get_args(MissPolicy))}")
         if placement not in self._running:

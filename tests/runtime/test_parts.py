@@ -127,7 +127,7 @@ def test_the_worker_gets_half_of_the_cores_and_never_none(cores: list[int], shar
     [
         ("streams", "cpu", "CUDA"),
         ("devices", "cpu", "CUDA"),
-        ("shed", "cpu", "not one of thread, processes"),
+        ("shed", "cpu", "not one of thread, processes, streams, devices"),
         ("processes", "cuda", "CPU cores"),
     ],
 )

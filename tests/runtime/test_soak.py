@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from support.orphans import seconds_until_gone
-from support.soak import BLOCK_SIZES, BUDGETS, FAULTS, Going, Tally, first_with, plain, play, scenario
+from support.soak import BLOCK_SIZES, BUDGETS, FAULTS, IN_THREADS, PROCESS_EVERY, Going, Tally, first_with, plain, play, scenario
 
-IN_THREADS = [fault for fault in FAULTS if fault != "stopped"]
 INJECTED = {
     "delays": "delay",
     "slow": "slow",
@@ -47,11 +46,12 @@ def test_an_answer_that_is_not_the_targets_would_be_noticed() -> None:
 
 
 def test_a_lap_has_every_fault_with_every_block_size_policy_and_way_of_sampling() -> None:
-    lap = [one for one in map(scenario, range(240)) if one.placement == "thread" or one.fault == "stopped"]
-    wanted = set(itertools.product(FAULTS, BLOCK_SIZES, ("draft_now", "bonus_only"), ("greedy", "everything")))
+    lap = [one for one in map(scenario, range(240)) if one.placement == "thread"]
+    wanted = set(itertools.product(IN_THREADS, BLOCK_SIZES, ("draft_now", "bonus_only"), ("greedy", "everything")))
     assert {(one.fault, one.block_size, one.miss_policy, one.sampling) for one in lap} == wanted
     assert {one.outcome_budget for one in lap} == set(BUDGETS)
-    assert {one.fault for one in map(scenario, range(11, 12 * 60, 12))} == set(FAULTS), "in processes, too"
+    separate = map(scenario, range(PROCESS_EVERY - 1, PROCESS_EVERY * len(FAULTS), PROCESS_EVERY))
+    assert {(one.fault, one.placement) for one in separate} == {(fault, "processes") for fault in FAULTS}
 
 
 def test_a_worker_at_work_is_gone_soon_after_its_parent_was_killed() -> None:

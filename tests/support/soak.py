@@ -55,6 +55,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 """What befalls the worker, by name, and how likely before each of its passes; what befalls it from outside is in `Going.after_event`."""
 
+IN_THREADS = [fault for fault in FAULTS if fault != "stopped"]
 BLOCK_SIZES, BUDGETS, POLICIES, CHOICES = (4, 8, 16), (1, 4, 16, 64), ("draft_now", "bonus_only"), ("greedy", "everything")
 WAYS = ("one by one", "together", "interleaved")
 HURRIED = {"delays", "slow", "hangs", "stopped", "aborted", "storm"}
@@ -63,7 +64,7 @@ PROCESS_EVERY = 12
 """One scenario of so many runs in a process of its own, which takes seconds to start."""
 SLACK_S = 8.0
 """What a wait may exceed its bound by, on a machine that is busy with other things; ending a process may take 5 s of it."""
-KILLS_OF_PROCESSES = 4
+KILLS_OF_PROCESSES = 2
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,13 @@ def scenario(number: int) -> Scenario:
     """All faults with all block sizes, policies and ways of sampling in a lap; drafters, budgets and ways of going take turns."""
     in_process = number % PROCESS_EVERY == PROCESS_EVERY - 1
     place = number // PROCESS_EVERY if in_process else number - number // PROCESS_EVERY
-    grid = list(itertools.product(BLOCK_SIZES, POLICIES, CHOICES, FAULTS))
+    grid = list(itertools.product(BLOCK_SIZES, POLICIES, CHOICES, FAULTS if in_process else IN_THREADS))
     block_size, policy, sampling, fault = grid[place % len(grid)]
     if in_process:  # so few of them that all but the fault is drawn
         draw = random.Random(place)
         block_size, policy, sampling = draw.choice(BLOCK_SIZES), draw.choice(POLICIES), draw.choice(CHOICES)
     turn = random.Random(number)
-    placement = "processes" if in_process or fault == "stopped" else "thread"
+    placement = "processes" if in_process else "thread"
     way = {"interleaved": "interleaved", "threads": "threads", "aborted": "interleaved"}.get(fault) or turn.choice(WAYS)
     return Scenario(fault, placement, turn.choice(DRAFTERS), block_size, turn.choice(BUDGETS), policy, sampling, way, number)
 
@@ -193,10 +194,11 @@ class Going:
 
     def play(self, coordinator: Coordinator) -> None:
         one = self.one
-        hung_s = 0.1 if one.fault in ("hangs", "stopped") else 120.0
+        in_process, hangs = one.placement == "processes", one.fault in ("hangs", "stopped")
+        hung_s = (2.0 if in_process else 0.1) if hangs else 120.0
         fields = {"outcome_budget": one.outcome_budget, "miss_policy": one.miss_policy}
         drafter = async_drafter(coordinator, draft_length=one.block_size, patience_s=self.patience_s, hung_s=hung_s, **fields)
-        engine: TargetEngine = Slow(target(), 0.008) if hung_s < 1 else target()
+        engine: TargetEngine = Slow(target(), hung_s / 12) if hangs else target()
         runs = [make(target(), prompt, **self.params) for prompt in PROMPTS]
         ends = {"one by one": self.one_by_one, "together": self.together, "interleaved": self.interleaved, "threads": self.threads}
         ends[one.way](coordinator, engine, drafter, runs)

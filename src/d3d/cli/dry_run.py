@@ -24,7 +24,7 @@ from d3d.models.presets import PRESETS, Preset
 from d3d.models.stored_tensors import SCALE
 from d3d.runtime.auto_placement import room_for_worker
 from d3d.runtime.coordinator import MissPolicy
-from d3d.runtime.placement import available_cores, check_placement, worker_cores
+from d3d.runtime.placement import available_cores, check_placement, default_placement, worker_cores
 
 if TYPE_CHECKING:
     from d3d.cli.options import ModelChoice
@@ -162,7 +162,7 @@ class _Plan:
         return {"draft_length": length, "outcomes": m.checked_outcomes(options.outcomes)} | self._worker(placement)
 
     def _worker(self, placement: str | None) -> dict[str, Any]:
-        policy, where = self.options.miss_policy or "draft_now", placement or self.options.placement or "thread"
+        policy, where = self.options.miss_policy or "draft_now", placement or self.options.placement or default_placement(self.device)
         if policy not in get_args(MissPolicy):
             raise InvalidRequest(f"miss policy: {policy!r} is not one of {', '.join(get_args(MissPolicy))}")
         check_placement(where, self.device)

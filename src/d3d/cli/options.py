@@ -41,7 +41,7 @@ OutcomesOption = Annotated[int | None, typer.Option(help="Async mode: verdicts t
 MissPolicyOption = Annotated[
     str | None, typer.Option(help="Async mode, where no successor fits: draft_now (default) waits for a draft, bonus_only goes on without.")
 ]
-PlacementOption = Annotated[str | None, typer.Option(help="Async mode, where the drafter runs: thread (default) or processes.")]
+PlacementOption = Annotated[str | None, typer.Option(help="Async mode, where the drafter runs: thread, processes; CUDA: streams, devices.")]
 TraceOption = Annotated[Path | None, typer.Option(help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto).")]
 RecordOption = Annotated[
     Path | None,

@@ -37,6 +37,15 @@ class TargetSession(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedSession(Protocol):
+    """A target's session that knows when its device really worked."""
+
+    def pass_span(self) -> tuple[float, float] | None:
+        """Start and end of the last pass, in seconds of `time.perf_counter`; None where the processor's clock says all."""
+        ...
+
+
 class TargetEngine(Protocol):
     """The model whose output is preserved."""
 

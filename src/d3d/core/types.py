@@ -127,3 +127,5 @@ class RoundStats(NamedTuple):
     """When the round began, in seconds of `time.perf_counter`."""
     preparation: Preparation | None = None
     """Async mode only."""
+    device_span: tuple[float, float] | None = None
+    """Start and end of the verification on a device that keeps its own time (CUDA), in seconds of `time.perf_counter`."""

@@ -35,7 +35,7 @@ class ModeOptions(NamedTuple):
     miss_policy: str | None = None
     """What a round without a successor does: `draft_now` waits for a fresh draft, `bonus_only` goes on without one."""
     placement: str | None = None
-    """Where the draft worker runs: `thread` or `processes`."""
+    """Where the draft worker runs: `thread`, `processes`, or on CUDA `streams` or `devices`."""
     draft_confidence: float | None = None
     """Cut a draft where the drafter's chance that all of it is kept falls below this, within 0 and 1. Serial mode only."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
-from d3d.core.protocols import AcceptanceRule, TargetSession
+from d3d.core.protocols import AcceptanceRule, TargetSession, TimedSession
 from d3d.core.types import RoundStats
 from d3d.decoding.drafts import NO_DRAFT, Drafts
 from d3d.decoding.request import Request
@@ -41,6 +41,7 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
         scans.append(scan)
     target.crop([len(request.sequence) - 1 for request in requests])
     t_draft, t_verify = drafted - started, time.perf_counter() - drafted
+    device_span = target.pass_span() if isinstance(target, TimedSession) else None
     stats = [
         RoundStats(
             len(block.token_ids),
@@ -50,6 +51,7 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
             t_verify,
             started,
             block.preparation,
+            device_span,
         )
         for scan, block in zip(scans, blocks, strict=True)
     ]

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from d3d.core.pass_clock import Span as Span
 from d3d.core.types import RoundStats
-
-Span = tuple[float, float]
-"""Start and end in seconds of `time.perf_counter`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def overlap(rounds: Sequence[RoundStats], draft_length: int) -> Overlap:
         late=sum(stats.preparation is not None and stats.preparation.readiness == "late" for _, stats in asked),
         fallbacks={cause: count for cause, count in sorted(causes.items(), key=str) if cause is not None},
         t_draft_s=median(end - start for start, end in passes) if passes else None,
-        t_verify_s=median(stats.t_verify for stats in rounds) if rounds else None,
+        t_verify_s=median(_t_verify(stats) for stats in rounds) if rounds else None,
         t_switch_s=median(stats.t_draft for stats in hits) if hits else None,
         exposed_draft_s=sum(stats.t_draft for stats in rounds) / len(rounds) if rounds else None,
         overlap_ratio=common_time(passes, verifications) / less if less else None,
@@ -69,6 +67,8 @@ def drafter_passes(rounds: Sequence[RoundStats]) -> list[Span]:
 
 
 def verification(stats: RoundStats) -> Span:
+    if stats.device_span is not None:
+        return stats.device_span
     start = stats.started + stats.t_draft
     return start, start + stats.t_verify
 
@@ -102,6 +102,10 @@ def _event(name: str, tid: int, span: Span, origin: float, about: dict[str, Any]
     """A complete event; its times are in microseconds."""
     start, end = span
     return {"name": name, "ph": "X", "pid": 1, "tid": tid, "ts": 1e6 * (start - origin), "dur": 1e6 * (end - start), "args": about}
+
+
+def _t_verify(stats: RoundStats) -> float:
+    return stats.t_verify if stats.device_span is None else _length([stats.device_span])
 
 
 def _is_hit(stats: RoundStats) -> bool:

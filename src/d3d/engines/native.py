@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from d3d.core.pass_clock import Span, Stopwatch, cuda_clock
 from d3d.masks.dense import causal
 from d3d.models.transformer import Transformer
 
@@ -36,6 +37,7 @@ class NativeSession:
     def __init__(self, model: Transformer, num_sequences: int, capacity: int) -> None:
         self.model = model
         self.cache = model.new_cache(num_sequences, capacity)
+        self._stopwatch = Stopwatch(cuda_clock(model.device)) if model.device.type == "cuda" else None
 
     @property
     def lengths(self) -> list[int]:
@@ -43,6 +45,8 @@ class NativeSession:
 
     @torch.inference_mode()
     def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
+        if self._stopwatch is not None:
+            self._stopwatch.begin()
         outputs: list[list[Tensor]] = [[] for _ in token_ids]
         longest = max(len(ids) for ids in token_ids)
         step = max(32, PREFILL_ROWS // len(token_ids))
@@ -52,6 +56,8 @@ class NativeSession:
             for i, logits in enumerate(self._pass(chunk, wanted)):
                 if logits is not None:
                     outputs[i].append(logits)
+        if self._stopwatch is not None:
+            self._stopwatch.end()
         nothing = torch.empty((0, self.model.config.vocab_size), device=self.model.device)
         return [parts[0] if len(parts) == 1 else torch.cat([nothing, *parts]) for parts in outputs]
 
@@ -71,6 +77,9 @@ class NativeSession:
             return [None] * len(wanted)
         logits = iter(self.model.logits(torch.cat(picked)).float().split([len(part) for part in picked]))
         return [None if rows_i is None else next(logits) for rows_i in wanted]
+
+    def pass_span(self) -> Span | None:
+        return None if self._stopwatch is None else self._stopwatch.span()
 
     def crop(self, lengths: list[int]) -> None:
         self.cache.crop(lengths)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field
 
 from d3d.core.errors import Disconnected
+from d3d.core.pass_clock import PassClock, ProcessorClock, Stopwatch
 from d3d.core.protocols import Preparer, PreparingSession, Transport
 from d3d.runtime.messages import Draft, Drafted, Failed, Forget, Open, Prepare, Ready, Request, Stop, Successors
 
@@ -26,7 +26,9 @@ class _Told:
 class DraftWorker:
     """Answers every request for a sequence that it knows, drafts before preparations; others go unanswered."""
 
-    def __init__(self, transport: Transport, preparer: Preparer) -> None:
+    def __init__(self, transport: Transport, preparer: Preparer, clock: PassClock | None = None) -> None:
+        """clock: of the drafter's passes; the processor's where there is no other."""
+        self._stopwatch = Stopwatch(clock or ProcessorClock())
         self._transport = transport
         self._preparer = preparer
         self._known: dict[int, _Told] = {}
@@ -73,15 +75,15 @@ class DraftWorker:
         return self._waiting.pop(place)
 
     def _answer(self, request: Request) -> Drafted | Successors | Failed:
-        started = time.perf_counter()
         try:
+            self._stopwatch.begin()
             session, text = self._updated(request)
             if isinstance(request, Draft):
                 block = session.draft(text, request.draft_length)
-                return Drafted(request.sequence_id, request.round_id, block, started, time.perf_counter())
+                return Drafted(request.sequence_id, request.round_id, block, *self._stopwatch.stop())
             outcomes = session.likely_outcomes(text, request.draft, request.outcome_budget)
             blocks = session.prepare(text, request.draft, outcomes, request.draft_length) if outcomes else {}
-            return Successors(request.sequence_id, request.round_id, tuple(blocks.items()), started, time.perf_counter())
+            return Successors(request.sequence_id, request.round_id, tuple(blocks.items()), *self._stopwatch.stop())
         except Exception as error:  # whatever a drafter dies of, the worker goes on, and says so
             self._drop(request.sequence_id)
             return Failed(request.sequence_id, request.round_id, f"{type(error).__name__}: {error}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from d3d.models.drafter import DrafterModel
 from d3d.models.linear import pack_weights
 from d3d.models.open_model import OpenModel, open_model
 from d3d.runtime.coordinator import Coordinator
-from d3d.runtime.placement import TargetThreads, available_cores, check_placement, worker_cores
+from d3d.runtime.placement import TargetThreads, available_cores, check_placement, other_device, worker_cores
+from d3d.runtime.streams import on_own_stream, on_the_processor
 from d3d.runtime.worker_link import Launch, WorkerLink
 from d3d.runtime.workers import ProcessWorker, ThreadWorker
 
@@ -28,14 +30,15 @@ START_S = 300.0
 
 @dataclass(frozen=True)
 class StoredDrafter:
-    """A drafter by the files that it is made of: what a process of its own can load."""
+    """A drafter by the files that it is made of: what can be loaded again, by another process or for another device."""
 
     target: Path
     drafter: Path
     dtype: str
+    device: str = "cpu"
 
     def __call__(self) -> Preparer:
-        base = open_model(str(self.target), device="cpu", dtype=self.dtype)
+        base = open_model(str(self.target), device=self.device, dtype=self.dtype)
         model = load_drafter(self.drafter, base)
         pack_weights(model)
         return PackedDrafter(model, base.config.vocab_size)
@@ -52,13 +55,20 @@ class Running:
 def open_coordinator(placement: str, target: OpenModel, drafter: DrafterModel, drafter_path: Path | None) -> Running:
     """Nothing runs yet. `drafter_path`: the checkpoint that `drafter` came from. Raises InvalidRequest for a placement that is not to be
     had here."""
-    check_placement(placement, target.transformer.device)
-    if placement == "thread":
+    device = target.transformer.device
+    check_placement(placement, device)
+    if placement in ("thread", "streams"):
         preparer = PackedDrafter(drafter, target.config.vocab_size)
-        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer)), None)
+        setting = partial(on_own_stream, device) if placement == "streams" else on_the_processor
+        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, setting)), None)
     if drafter_path is None:
-        raise InvalidRequest("placement: processes needs a drafter that was loaded from a checkpoint; load it from one, or use thread")
+        others = "use thread" if placement == "processes" else "use streams"
+        raise InvalidRequest(f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it from one, or {others}")
     stored = StoredDrafter(target.path, drafter_path, str(target.transformer.dtype).removeprefix("torch."))
+    if placement == "devices":
+        other = other_device(device)
+        stored = replace(stored, device=str(other))
+        return Running(_coordinator(lambda: ThreadWorker(stored, partial(on_own_stream, other))), None)
     cores = available_cores()
     share = worker_cores(cores)
     left = min(torch.get_num_threads(), len(cores) - len(share))

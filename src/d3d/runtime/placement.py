@@ -10,18 +10,40 @@ import torch
 
 from d3d.core.errors import InvalidRequest
 
-Placement = Literal["thread", "processes"]
-PLACEMENTS: tuple[Placement, ...] = ("thread", "processes")
+Placement = Literal["thread", "processes", "streams", "devices"]
+PLACEMENTS: tuple[Placement, ...] = ("thread", "processes", "streams", "devices")
 
 
 def check_placement(name: str, device: torch.device) -> None:
     """Raises InvalidRequest for a placement that does not exist, or not for a target on this device."""
-    if name in ("streams", "devices"):
-        raise InvalidRequest(f"placement: {name} is for CUDA devices and is not built yet; use thread, or processes on a CPU")
     if name not in PLACEMENTS:
         raise InvalidRequest(f"placement: {name!r} is not one of {', '.join(PLACEMENTS)}")
+    if name in ("streams", "devices") and device.type != "cuda":
+        raise InvalidRequest(f"placement: {name} is for CUDA, and this target is on {device}{_without_cuda()}; use thread or processes")
+    if name == "devices" and torch.cuda.device_count() < 2:
+        raise InvalidRequest("placement: devices needs a second CUDA device for the drafter, and there is one; use streams")
     if name == "processes" and device.type != "cpu":
-        raise InvalidRequest(f"placement: processes shares out CPU cores, and this target is on {device}; use thread")
+        raise InvalidRequest(f"placement: processes shares out CPU cores, and this target is on {device}; use streams or thread")
+
+
+def default_placement(device: torch.device) -> Placement:
+    """Of a target on this device: on CUDA the drafter gets another device where there is one, else a stream."""
+    if device.type != "cuda":
+        return "thread"
+    return "devices" if torch.cuda.device_count() > 1 else "streams"
+
+
+def other_device(device: torch.device) -> torch.device:
+    """The first CUDA device but the target's."""
+    taken = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device("cuda", 1 if taken == 0 else 0)
+
+
+def _without_cuda() -> str:
+    """Why there is no CUDA, if there is none."""
+    if torch.cuda.is_available():
+        return ""
+    return " (this build of torch has no CUDA)" if torch.version.cuda is None else " (no CUDA device is to be had here)"
 
 
 def available_cores() -> list[int]:

@@ -83,7 +83,8 @@ class PipeTransport:
                 self._connection.send(message)
         except (OSError, ValueError):  # the other side is gone; or this one was closed in the middle of a message
             pass
-        self._closing.set()
+        finally:
+            self._closing.set()
 
     def _read(self) -> None:
         try:
@@ -92,11 +93,12 @@ class PipeTransport:
                     _put(self._incoming, self._connection.recv())
         except (EOFError, OSError, Disconnected):
             pass
-        self._ended.set()
-        _put_end(self._outgoing)
-        _put_end(self._incoming)
-        self._writer.join(5.0)
-        self._connection.close()
+        finally:  # whatever ends it, out of memory included: whoever waits must hear of it
+            self._ended.set()
+            _put_end(self._outgoing)
+            _put_end(self._incoming)
+            self._writer.join(5.0)
+            self._connection.close()
 
 
 def _put(line: queue.Queue[object], message: object) -> None:

@@ -1,4 +1,4 @@
-"""Where a draft worker runs: a thread of this process, or a process of its own on CPU cores of its own."""
+"""Where a draft worker runs: a thread of this process, perhaps with a stream of its own, or a process on CPU cores of its own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
+from d3d.core.errors import Disconnected
+from d3d.core.pass_clock import PassClock
 from d3d.core.protocols import Preparer, Transport
 from d3d.runtime.draft_worker import DraftWorker
 from d3d.runtime.messages import Failed
+from d3d.runtime.streams import on_the_processor
 from d3d.runtime.transports import PipeTransport, QueueTransport, in_process_pair
 
 MakePreparer = Callable[[], Preparer]
 """Loads the drafter, in the worker. For a process it must be picklable."""
+
+Setting = Callable[[], AbstractContextManager[PassClock]]
+"""What a worker's thread works within, and the clock of its passes."""
 
 
 class Worker(Protocol):
@@ -44,9 +51,9 @@ class ThreadWorker:
 
     description = "draft thread"
 
-    def __init__(self, make: MakePreparer) -> None:
+    def __init__(self, make: MakePreparer, setting: Setting = on_the_processor) -> None:
         self.transport, theirs = in_process_pair()
-        self.thread = threading.Thread(target=_work, args=(theirs, make), name="d3d-draft-worker", daemon=True)
+        self.thread = threading.Thread(target=_work, args=(theirs, make, setting), name="d3d-draft-worker", daemon=True)
         self.thread.start()
 
     def kill(self) -> None:
@@ -92,18 +99,21 @@ def work_in_process(connection: Connection, make: MakePreparer, cores: list[int]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     _settle_on(cores)
     transport = PipeTransport(connection)
-    _work(transport, make)
+    _work(transport, make, on_the_processor)
     transport.wait_closed(5.0)
 
 
-def _work(transport: PipeTransport | QueueTransport, make: MakePreparer) -> None:
-    try:
-        preparer = make()
-    except Exception as error:  # the coordinator has to hear of it, whatever it is
-        transport.send(Failed(None, 0, f"{type(error).__name__}: {error}"))
-        transport.close()
-        return
-    DraftWorker(transport, preparer).run()
+def _work(transport: PipeTransport | QueueTransport, make: MakePreparer, setting: Setting) -> None:
+    with ExitStack() as stack:
+        stack.callback(transport.close)  # however this ends, the other side must not wait for it
+        try:
+            clock = stack.enter_context(setting())
+            preparer = make()
+        except Exception as error:  # the coordinator has to hear of it, whatever it is
+            with suppress(Disconnected):
+                transport.send(Failed(None, 0, f"{type(error).__name__}: {error}"))
+            return
+        DraftWorker(transport, preparer, clock).run()
 
 
 def _end_with_parent() -> None:
