@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from d3d.benchmarks.answers import Answer, Delivery
+from d3d.api import load
+from d3d.benchmarks.answers import Answer, Delivery, Sampling
+from d3d.benchmarks.methods import MethodOptions, make_methods
 from d3d.benchmarks.metrics import Group
 from d3d.benchmarks.modelled import LABEL, on_two_devices
 from d3d.benchmarks.rows import read_rows
@@ -57,6 +59,13 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path, tiny_drafte
     outcome = d3d("bench", "run", "one", *model, *where, "--method", "async_modelled", "--method", "serial")
     assert outcome.code == 0, outcome.err
     return directory / "one"
+
+
+def test_async_methods_may_draft_a_whole_block(tiny_target: Path, tiny_drafter: Path) -> None:
+    model = load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
+    methods = make_methods(["async", "async_modelled"], model, MethodOptions(), Sampling())
+    model.close()
+    assert {method.name: method.max_draft_length for method in methods} == {"plain": None, "async": 6, "async_modelled": 6}
 
 
 def test_its_ids_are_plains_and_its_rows_say_that_they_are_modelled(run: Path) -> None:

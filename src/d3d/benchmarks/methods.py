@@ -77,6 +77,8 @@ class Loop(NamedTuple):
     """None: the method's own draft length."""
     about: dict[str, Any]
     """What the drafter is, for the provenance."""
+    longest: int | None = None
+    """Most tokens of a draft; None: what the drafter says."""
     retime: Callable[[Answer], Answer] | None = None
     """Replaces an answer's times by modelled ones; it then answers one prompt at a time."""
 
@@ -86,7 +88,9 @@ def _mode(name: str) -> Callable[[Model, MethodOptions], Loop]:
         about = {} if name == PLAIN or model.drafter is None else _about(model.drafter)
         if options_of_preset := {key: value for key, value in model.options(name, ModeOptions())._asdict().items() if value is not None}:
             about["options"] = options_of_preset
-        return Loop(lambda length: model.decoding(name, ModeOptions(draft_length=length)), about)
+        # async mode's drafter is made for one draft length, and knows of no other
+        longest = model.drafter.block_size if name == "async" and model.drafter is not None else None
+        return Loop(lambda length: model.decoding(name, ModeOptions(draft_length=length)), about, longest)
 
     return make
 
@@ -121,7 +125,7 @@ def _async_modelled(model: Model, options: MethodOptions) -> Loop:  # noqa: ARG0
         return Decoding(model.engine, RehearsedDrafter(drafter, width, DEFAULT_OUTCOMES), width)
 
     about = _about(model.drafter) | {"outcomes": DEFAULT_OUTCOMES, "times": "modelled, as if the drafter had a second device"}
-    return Loop(at, about, lambda answer: on_two_devices(answer, switch_s))
+    return Loop(at, about, retime=lambda answer: on_two_devices(answer, switch_s))
 
 
 def _about(drafter: BlockDrafter) -> dict[str, Any]:
@@ -229,7 +233,7 @@ def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -
         drafts=default.drafter is not None and default.drafter.block_size > 0,
         batches=loop.retime is None,
         is_plain=name == PLAIN,
-        max_draft_length=None if default.drafter is None else default.drafter.block_size,
+        max_draft_length=loop.longest or (None if default.drafter is None else default.drafter.block_size),
         default_draft_length=None if name == "auto" else default.draft_length,  # each of its modes has one of its own
         describe=lambda: loop.about,
     )

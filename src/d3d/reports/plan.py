@@ -83,20 +83,21 @@ def published_table(found: Sequence[Explained], outcomes: int) -> Table:
         "plain ms",
         "verify ms",
         "packed ms",
-        "acceptance length, published",
+        "accepted, published",
         "speed-up, published",
         "all hits",
         "no hits",
         "serial",
         "round, published",
         "round, all hits",
-        "hit rate that explains it",
-        "acceptance length that all hits need",
+        "hit rate",
+        "accepted, needed",
     )
     note = (
         f"Published: acceptance length and speed-up; all else is modelled, for drafts of {DRAFT_LENGTH}, {outcomes} outcomes and {CONTEXT} "
-        "tokens of context in bfloat16. Rounds in plain steps. A hit rate above 1: the published round is shorter than the model's; "
-        "below 0: misses alone do not explain it."
+        "tokens of context in bfloat16. Accepted: acceptance length; needed: at which all hits would give the published speed-up. "
+        "Rounds in plain steps. Hit rate: at which misses alone would explain the published round; above 1 it is shorter than the model's, "
+        "below 0 misses are not enough."
     )
     return Table(f"Published speed-ups and the model ({MODELLED})", headings, tuple(rows), note)
 
