@@ -75,16 +75,18 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
         RoundStats(3, 0, 1, 0.1, 0.2, 5.3, Preparation("hit", None, ((5.1, 5.2),))),
         RoundStats(3, 3, 4, 0.2, 0.2, 5.6, Preparation("miss")),
     ]
+    rounds.append(RoundStats(0, 0, 1, 1.0, 0.2, 6.0, Preparation("late", "late")))
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
-    assert [one.hit for one in trace.rounds] == [False, True, False]
-    assert [one.num_committed for one in trace.rounds] == [3, 1, 4]
+    assert trace.fallbacks == 1
+    assert [one.hit for one in trace.rounds] == [False, True, False, None]
+    assert [one.num_committed for one in trace.rounds] == [3, 1, 4, 1]
     assert trace.mode == "async"
     assert trace.measured is not None
     about = {"mode": "serial", "dtype": "float32", "threads": 2, "prompt_tokens": 9, "tpot_s": 0.25}
     trace = read_trace(written(tmp_path, chrome_trace(rounds, about)))
     assert trace.mode == "serial"
     assert trace.rounds[1].context == 13
-    assert trace.measured == ("serial", 0.25, 8, "float32", 2)
+    assert trace.measured == ("serial", 0.25, 9, "float32", 2)
 
 
 def test_an_evaluation_is_read_with_its_recall(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from d3d.benchmarks.metrics import Group, further_time, grouped
 from d3d.benchmarks.provenance import read_provenance
 from d3d.benchmarks.rows import ROWS_FILE, Row, read_rows
 from d3d.core.errors import InvalidRequest
-from d3d.decoding.modes import MODES
+from d3d.planning.check import MODELLED_MODES
 from d3d.planning.trace import Measured, Trace, TracedRound, hit_of
 
 
@@ -18,7 +18,7 @@ def traces_of(directory: Path) -> list[Trace]:
     fixed = read_provenance(directory)["fixed"]
     groups: dict[Group, list[Row]] = {}
     for group, rows in grouped(read_rows(directory / ROWS_FILE)).items():
-        if group.method in MODES and group.method != "auto" and group.setting.batch == 1:  # auto's rounds went through several modes
+        if group.method in MODELLED_MODES and group.setting.batch == 1:  # auto's rounds went through several modes
             groups.setdefault(group._replace(set_name="all"), []).extend(rows)
     found = [_trace(f"{directory.name}: {group.label}", group, rows, fixed["dtype"], fixed["threads"]) for group, rows in groups.items()]
     if not any(trace.rounds for trace in found):
@@ -30,7 +30,10 @@ def _trace(source: str, group: Group, rows: Sequence[Row], dtype: str, threads: 
     seconds, tokens = further_time(rows)
     measured = Measured(group.method, seconds / tokens, tokens, dtype, threads) if tokens else None
     rounds = tuple(one for row in rows for one in _rounds(row))
-    return Trace(source, group.method, max((one.draft_length for one in rounds), default=0), rounds, measured=measured)
+    each = [one for row in rows if row.acceptance is not None for one in row.acceptance.each_round]
+    fallbacks = sum(one.readiness is not None and not one.draft_length for one in each)
+    longest = max((one.draft_length for one in rounds), default=0)
+    return Trace(source, group.method, longest, rounds, measured=measured, fallbacks=fallbacks)
 
 
 def _rounds(row: Row) -> Iterator[TracedRound]:

@@ -11,6 +11,8 @@ from d3d.planning.hits import hit_rates
 from d3d.planning.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.planning.trace import Trace
 
+MODELLED_MODES = ("plain", "serial", "fused", "async")
+
 TOLERANCE = 0.1
 """Largest relative error of a model that may be believed."""
 
@@ -25,6 +27,8 @@ class Checked:
     tokens: int
     predicted_s: float
     measured_s: float
+    fallbacks: int = 0
+    """Rounds that had to do without a draft; what they waited is in the measured time only."""
 
     @property
     def error(self) -> float:
@@ -51,7 +55,8 @@ def check(trace: Trace, costs: Costs, assumed: Assumed) -> Checked:
     if trace.measured is None:
         raise InvalidRequest(f"{trace.source}: it holds no times to compare with; give a trace or results with times")
     predicted = _predict(trace, costs, assumed).tpot_s
-    return Checked(trace.source, trace.mode, trace.draft_length, trace.measured.tokens, predicted, trace.measured.tpot_s)
+    told = trace.measured
+    return Checked(trace.source, trace.mode, trace.draft_length, told.tokens, predicted, told.tpot_s, trace.fallbacks)
 
 
 def _predict(trace: Trace, costs: Costs, assumed: Assumed) -> Modelled:
@@ -68,4 +73,4 @@ def _predict(trace: Trace, costs: Costs, assumed: Assumed) -> Modelled:
         if told is None:
             raise InvalidRequest(f"{trace.source}: async rounds that don't say which of them were hits; give --hit-rate")
         return asynchronous(trace.rounds, costs, assumed.outcomes, told[0], assumed.contention)
-    raise InvalidRequest(f"{trace.source}: mode {trace.mode!r} is not modelled; plain, serial, fused and async are")
+    raise InvalidRequest(f"{trace.source}: mode {trace.mode!r} is not modelled; {', '.join(MODELLED_MODES)} are")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from d3d.core.errors import InvalidRequest
 from d3d.planning.check import Assumed
-from d3d.planning.costs import APART, Contention, Costs, ThinnedDraft
+from d3d.planning.costs import ONE_DEVICE, Contention, Costs, ThinnedDraft
 from d3d.planning.devices import find_device, find_model
 from d3d.planning.measured_costs import MeasuredCosts, thinned_factor
 from d3d.planning.plan import Setup
@@ -87,7 +87,7 @@ class CostSource:
         costs: Costs = measured
         if self.kept_layers is not None and self._profile.drafter is not None:
             costs = ThinnedDraft(measured, thinned_factor(self._profile.drafter, self.kept_layers))
-        return costs, contention or APART, contention is None
+        return costs, contention or ONE_DEVICE, False  # what was not measured is taken for the worst
 
     @cached_property
     def _profile(self) -> Profile | None:

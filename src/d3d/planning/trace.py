@@ -57,6 +57,8 @@ class Trace:
     hits_by_budget: Recall | None = None
     """The same as rounds were replayed with several budgets of outcomes."""
     measured: Measured | None = None
+    fallbacks: int = 0
+    """Rounds of async mode that wanted a draft and had none, because the worker failed to bring one in time: no model foresees them."""
 
     @property
     def histogram(self) -> tuple[int, ...]:
@@ -198,4 +200,6 @@ def _of_timeline(stats: Sequence[RoundStats], about: dict[str, Any], source: str
     tpot, tokens = about.get("tpot_s"), sum(one.num_committed for one in rounds)
     if tpot is None:
         tpot = (stats[-1].started + stats[-1].t_draft + stats[-1].t_verify - stats[0].started) / tokens
-    return Trace(source, mode, longest, tuple(rounds), measured=Measured(mode, tpot, tokens, about.get("dtype"), about.get("threads")))
+    measured = Measured(mode, tpot, tokens, about.get("dtype"), about.get("threads"))
+    fallbacks = sum(one.preparation is not None and not one.draft_length for one in stats)
+    return Trace(source, mode, longest, tuple(rounds), measured=measured, fallbacks=fallbacks)

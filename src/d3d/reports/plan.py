@@ -113,13 +113,25 @@ def check_table(found: Sequence[Checked]) -> Table:
             milliseconds(one.measured_s, 2),
             f"{100 * one.error:+.1f} %",
             "yes" if one.within else "no",
+            one.fallbacks or None,
         )
         for one in found
     )
     within = sum(one.within for one in found)
     note = (
         "Predicted from the verdicts of the recorded rounds and the costs of passes, not from the recorded times. "
-        f"{within} of {len(found)} within {TOLERANCE:.0%}."
+        f"{within} of {len(found)} within {TOLERANCE:.0%}. Rounds without a draft, in async mode: the worker did not answer in time; what they "
+        "waited for nothing is not modelled."
     )
-    headings = ("run", "mode", "draft length", "tokens", "ms a token, modelled", "ms a token, measured", "error", f"within {TOLERANCE:.0%}")
+    headings = (
+        "run",
+        "mode",
+        "draft length",
+        "tokens",
+        "ms a token, modelled",
+        "ms a token, measured",
+        "error",
+        f"within {TOLERANCE:.0%}",
+        "rounds without a draft",
+    )
     return Table("The model against what was measured", headings, rows, note)
