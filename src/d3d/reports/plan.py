@@ -120,8 +120,8 @@ def check_table(found: Sequence[Checked]) -> Table:
     within = sum(one.within for one in found)
     note = (
         "Predicted from the verdicts of the recorded rounds and the costs of passes, not from the recorded times. "
-        f"{within} of {len(found)} within {TOLERANCE:.0%}. Rounds without a draft, in async mode: the worker did not answer in time; what they "
-        "waited for nothing is not modelled."
+        f"{within} of {len(found)} within {TOLERANCE:.0%}. Rounds without a draft, in async mode: the worker did not answer in time; what "
+        "they waited for nothing is not modelled."
     )
     headings = (
         "run",
