@@ -98,7 +98,8 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
         yield f"           {name}: " + (", ".join(f"{key.replace('_', ' ')} {value}" for key, value in one.items()) or "nothing is drafted")
     for name, reason in plan["left_out"].items():
         yield f"           {name} left out: {reason}"
-    yield f"cores      {', '.join(map(str, plan['cores']))}; torch uses {plan['threads']} threads"
+    threads = "one thread" if plan["threads"] == 1 else f"{plan['threads']} threads"
+    yield f"cores      {', '.join(map(str, plan['cores']))}; torch uses {threads}"
     if memory is None:
         yield f"memory     unknown: the target is {NOT_HERE}"
         return
