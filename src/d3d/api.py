@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -22,6 +22,7 @@ from d3d.core.types import SamplingParams
 from d3d.decoding.auto import AutoDrafter
 from d3d.decoding.auto_modes import USUAL_ROWS, Surroundings, auto_decoding
 from d3d.decoding.loop import decode
+from d3d.decoding.many import DEFAULT_BATCH, answer_together, check_many, each_request, split_options
 from d3d.decoding.mode_choice import ModeTimes
 from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, AsyncOptions, Decoding, ModeOptions, decoding
 from d3d.decoding.modes import MODES as MODES
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 Messages = list[dict[str, str]]
 ENGINES = ("native", "transformers")
+Prompt = str | Messages | list[int]
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,43 @@ class Model:
         """
         mode = mode or self.default_mode
         options = self.options(mode, ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence))
+        request = self._request(prompt, sampling, raw=raw, thinking=thinking)
+        chosen = self.decoding(mode, options)
+        return self._run(request, chosen, _settings(mode, chosen, options, request, thinking))
+
+    def generate_many(self, prompts: Sequence[Prompt], **options: Any) -> list[GenerationResult]:
+        """All answers, in the order of the prompts; options as for `stream_many`."""
+        results = {index: chunk.result for index, chunk in self.stream_many(prompts, **options) if chunk.result is not None}
+        return [results[index] for index in range(len(prompts))]
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_batch: int = DEFAULT_BATCH,
+        per_prompt: Sequence[Mapping[str, Any]] | None = None,
+        mode: str | None = None,
+        raw: bool = False,
+        thinking: bool | None = None,
+        **options: Any,
+    ) -> Iterator[tuple[int, StreamChunk]]:
+        """Answers piece by piece as they come, each piece with the index of its prompt; each answer is what `generate` gives.
+
+        At most `max_batch` requests are verified in one batch and drafted for in one pass; when one has ended, the next joins the others.
+        options: those of `stream`, for all of them; per_prompt: sampling fields of each prompt, which override them. Raises as `stream`
+        does, and names the prompt. All clocks start with the first piece, so that ttft_s has the time spent waiting for a place in it.
+        """
+        mode = mode or self.default_mode
+        check_many(prompts, per_prompt, mode, max_batch)
+        asked, shared = split_options(options)
+        of_mode = self.options(mode, asked)
+        requests = each_request(partial(self._request, raw=raw, thinking=thinking), prompts, shared, per_prompt)
+        chosen = self.decoding(mode, of_mode)
+        return answer_together(chosen, requests, [_settings(mode, chosen, of_mode, one, thinking) for one in requests], max_batch)
+
+    def _request(self, prompt: Prompt, sampling: dict[str, Any], *, raw: bool, thinking: bool | None) -> Request:
         params = sampling_params(sampling)
-        request = new_request(
+        return new_request(
             self.engine,
             self.encode(prompt, raw=raw, thinking=thinking),
             params,
@@ -194,11 +231,6 @@ class Model:
             tokenizer=self.tokenizer,
             device=self.target.device,
         )
-        chosen = self.decoding(mode, options)
-        seed = None if params.greedy else request.sequence.seed
-        report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
-        settings = Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, report)
-        return self._run(request, chosen, settings)
 
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
         """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""
@@ -223,6 +255,13 @@ class Model:
         recorder = Recorder(request.sequence.prompt_length, settings)
         for event in decode(chosen.target, chosen.drafter, [request], chosen.draft_length):
             yield recorder.add(event)
+
+
+def _settings(mode: str, chosen: Decoding, options: ModeOptions, request: Request, thinking: bool | None) -> Settings:
+    """What the request's result says of what was asked for."""
+    seed = None if request.sequence.params.greedy else request.sequence.seed
+    report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
+    return Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, report)
 
 
 def check_prompt(prompt: str, *, raw: bool = False) -> None:

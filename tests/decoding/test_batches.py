@@ -232,7 +232,7 @@ def test_no_requests_are_no_work(target: NativeEngine) -> None:
 def test_a_drafter_is_let_go_when_nobody_drafts_any_more(target: NativeEngine) -> None:
     request = make(target, max_tokens=20).request
     request.sequence.commit([1])
-    drafts = Drafts(faulty(oracle(4, [])), target.open(1, 100), [request], Limits(4, 100, target.vocab_size))
+    drafts = Drafts(faulty(oracle(4, [])), target.open(1, 100), Limits(4, 100, target.vocab_size, 1))
     assert [block.fault for block in drafts.blocks([request])] == ["told to be faulty"]
     assert drafts.blocks([request]) == [DraftBlock()]
     assert drafts._session is None

@@ -84,6 +84,51 @@ def test_keep_refuses_to_move_a_sequence_back(order: list[int]) -> None:
         new_cache().keep(order)
 
 
+def test_others_join_where_some_have_gone() -> None:
+    cache = new_cache()
+    add(cache, rows([1, 2, 3], [4, 5, 0], [6, 0, 0]), [3, 2, 1])
+    cache.keep([0, 2])
+    cache.join(1)
+    assert (cache.lengths, cache.sequence_ids) == ([3, 1, 0], [0, 2, 3])
+    add(cache, rows([7, 8], [9, 0], [10, 11]), [2, 1, 2])
+    assert [held(cache, i) for i in range(3)] == [[1, 2, 3, 7, 8], [6, 9], [10, 11]]
+    cache.keep([])
+    cache.join(3)
+    assert (cache.lengths, cache.sequence_ids) == ([0, 0, 0], [4, 5, 6])
+    add(cache, rows([1], [2], [3]), [1, 1, 1])
+    assert [held(cache, i) for i in range(3)] == [[1], [2], [3]]
+
+
+def test_no_more_join_than_there_is_room_for() -> None:
+    cache = new_cache()
+    cache.keep([0, 1])
+    with pytest.raises(IndexError, match="holds 3 sequences, 4 are needed"):
+        cache.join(2)
+    assert cache.lengths == [0, 0]
+
+
+def test_a_pass_over_some_sequences_leaves_the_others_alone() -> None:
+    cache = new_cache()
+    add(cache, rows([1, 2, 3], [4, 5, 0], [6, 0, 0]), [3, 2, 1])
+    with cache.only(1, 2):
+        assert (cache.lengths, cache.num_keys(4)) == ([2], 6)
+        add(cache, rows([7, 8, 9, 10]), [3])
+    assert cache.lengths == [3, 5, 1]
+    assert [held(cache, i) for i in range(3)] == [[1, 2, 3], [4, 5, 7, 8, 9], [6]]
+    with pytest.raises(RuntimeError), cache.only(0, 2):
+        raise RuntimeError
+    add(cache, rows([11], [12], [13]), [1, 1, 1])
+    assert [held(cache, i) for i in range(3)] == [[1, 2, 3, 11], [4, 5, 7, 8, 9, 12], [6, 13]]
+
+
+def test_what_a_dropped_sequence_left_behind_cannot_poison_the_one_that_joins() -> None:
+    cache = new_cache(batch=2)
+    add(cache, torch.cat((rows([1, 2, 0, 0]), rows([float("nan")] * 4))), [2, 4])
+    cache.keep([0])
+    cache.join(1)
+    assert all(torch.isfinite(held).all() for held in cache.read(0, 4))
+
+
 def test_what_a_dropped_sequence_left_behind_cannot_poison_the_one_that_takes_its_place() -> None:
     cache = new_cache(batch=2)
     add(cache, torch.cat((rows([float("nan")] * 4), rows([1, 2, 0, 0]))), [4, 2])

@@ -80,9 +80,11 @@ def make(engine: TargetEngine, prompt: list[int] = PROMPT, *, eos: set[int] | No
     return Run(new_request(engine, prompt, SamplingParams(**params), eos_token_ids=eos_token_ids, tokenizer=tokenizer))
 
 
-def run_all(engine: TargetEngine, drafter: Drafter | None, runs: list[Run], draft_length: int = 16) -> list[Run]:
+def run_all(
+    engine: TargetEngine, drafter: Drafter | None, runs: list[Run], draft_length: int = 16, max_batch: int | None = None
+) -> list[Run]:
     """Decode them together."""
-    for event in decode(engine, drafter, [run.request for run in runs], draft_length):
+    for event in decode(engine, drafter, [run.request for run in runs], draft_length, max_batch=max_batch):
         runs[event.index].events.append(event)
     return runs
 
@@ -144,3 +146,6 @@ class WatchedSession:
     def keep(self, rows: list[int]) -> None:
         self.session.keep(rows)
         self.watched.num_kept.append(len(rows))
+
+    def join(self, count: int) -> None:
+        self.session.join(count)

@@ -64,6 +64,10 @@ class DraftModelSession:
         self._session.keep(rows)
         self._held = [self._held[row] for row in rows]
 
+    def join(self, count: int) -> None:
+        self._session.join(count)
+        self._held += [[] for _ in range(count)]
+
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         # the last drafted token is never run, so a text may grow up to the context's end
         wanted = [max(0, min(n, self._drafter.block_size, self._limit - len(s))) for s, n in zip(sequences, lengths, strict=True)]
@@ -90,7 +94,12 @@ class DraftModelSession:
         shared = [_shared_length(held, sequence.token_ids[:-1]) for held, sequence in zip(self._held, sequences, strict=True)]
         self._session.crop(shared)
         self._held = [held[:length] for held, length in zip(self._held, shared, strict=True)]
-        return [sequence.token_ids[length:] if drafts else [] for sequence, length, drafts in zip(sequences, shared, going, strict=True)]
+        feeds = [sequence.token_ids[length:] if drafts else [] for sequence, length, drafts in zip(sequences, shared, going, strict=True)]
+        for row, feed in enumerate(feeds):
+            if len(feed) > self._drafter.block_size + 1 and any(shared):  # it has joined the others: in a pass of all they would be padding
+                self._run([feed[:-1] if place == row else [] for place in range(len(feeds))])
+                feeds[row] = feed[-1:]
+        return feeds
 
     def _run(self, feeds: list[list[int]]) -> list[Tensor | None]:
         """Float32 logits [target_vocab_size] behind each row's tokens; None where there are none."""

@@ -33,20 +33,24 @@ class LookupSession:
     """One index a sequence; see `DraftSession`."""
 
     def __init__(self, drafter: LookupDrafter, num_sequences: int) -> None:
-        self._block_size = drafter.block_size
-        self._indices = [NgramIndex(drafter.shortest, drafter.longest) for _ in range(num_sequences)]
+        self._drafter = drafter
+        self._indices: list[NgramIndex] = []
+        self.join(num_sequences)
 
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         blocks = []
         for index, sequence, length in zip(self._indices, sequences, lengths, strict=True):
             index.extend(sequence.token_ids)
             found = index.find(sequence.token_ids)
-            end = 0 if found is None else found + min(length, self._block_size)
+            end = 0 if found is None else found + min(length, self._drafter.block_size)
             blocks.append(DraftBlock(tuple(sequence.token_ids[found:end])))
         return blocks
 
     def keep(self, rows: list[int]) -> None:
         self._indices = [self._indices[row] for row in rows]
+
+    def join(self, count: int) -> None:
+        self._indices += [NgramIndex(self._drafter.shortest, self._drafter.longest) for _ in range(count)]
 
 
 class NgramIndex:

@@ -51,6 +51,9 @@ class DoubleSession:
             raise ValueError(f"rows can only move to the front: {rows}")
         self._num_sequences = len(rows)
 
+    def join(self, count: int) -> None:
+        self._num_sequences += count
+
 
 def oracle(block_size: int, answers: ListLike[ListLike[int]]) -> Double:
     """Always right: continues the first of `answers` that begins with what is committed, with nothing if none does."""

@@ -1,7 +1,7 @@
 """The seams: what the loop asks of a target, of a drafter, and of an acceptance rule.
 
 State of a generation lives in a session, so a second request on the same engine starts from nothing. Row i of a session
-belongs to sequence i of the list that it is called with; `keep` drops the rows of sequences that have ended.
+belongs to sequence i of the list that it is called with; `keep` drops the rows of sequences that have ended, `join` appends others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TargetSession(Protocol):
         ...
 
     def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-        """Append `token_ids[i]` to sequence i and return its float32 logits, shape [len(token_ids[i]), vocab_size]
-        (or [1, vocab_size], the last row, where `last_only`)."""
+        """Append `token_ids[i]`, or nothing, to sequence i and return its float32 logits, shape [len(token_ids[i]), vocab_size]
+        (or [1, vocab_size], the last row, where `last_only`; [0, vocab_size] where there is none)."""
         ...
 
     def crop(self, lengths: list[int]) -> None:
@@ -33,7 +33,11 @@ class TargetSession(Protocol):
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order; none may move to a higher row."""
+        """Keep only these sequences, in this order; none may move to a higher row. It may be none at all, until others join."""
+        ...
+
+    def join(self, count: int) -> None:
+        """Append empty sequences behind the others; never more at a time than the session was opened with."""
         ...
 
 
@@ -70,7 +74,12 @@ class DraftSession(Protocol):
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order; none may move to a higher row."""
+        """Keep only these sequences, in this order; none may move to a higher row. It may be none at all, until others join."""
+        ...
+
+    def join(self, count: int) -> None:
+        """Append sequences that it has not seen behind the others; never more at a time than the session was opened with. The target's
+        session has been told already."""
         ...
 
 

@@ -94,6 +94,9 @@ class AutoSession:
         for session in {id(one): one for one in (self._session, *self._cached.values()) if one is not None}.values():
             session.keep(rows)
 
+    def join(self, count: int) -> None:
+        raise ValueError(f"{count} sequences can't join: what auto mode measures is of those that it began with")
+
     def close(self) -> None:
         self._turn_to(PLAIN)
         self._cached.clear()

@@ -13,37 +13,44 @@ NO_DRAFT = DraftBlock()
 
 
 class Limits(NamedTuple):
-    """What blocks must keep to."""
+    """What blocks must keep to, and how many requests there are at a time."""
 
     draft_length: int
     """Most tokens a block."""
     capacity: int
     """Tokens that a sequence and its draft can come to."""
     vocab_size: int
+    batch: int
+    """Most requests that draft together."""
 
 
 class Drafts:
     """A drafter's session for the requests that still draft.
 
-    Those that have ended leave it, and so does a request whose block was faulty; when the drafter itself fails, all do. The
-    session is opened when the first block is wanted, so the first token waits for no drafter.
+    Those that are new join it. Those that have ended leave, and so does a request whose block was faulty; when the drafter itself fails,
+    all do, and no other drafts any more. The session is opened when the first block is wanted, so the first token waits for no drafter.
     """
 
-    def __init__(self, drafter: Drafter, target: TargetSession, requests: ListLike[Request], limits: Limits) -> None:
-        """`target`: the session that verifies the blocks; its sequences are `requests`."""
+    def __init__(self, drafter: Drafter, target: TargetSession, limits: Limits) -> None:
+        """`target`: the session that verifies the blocks."""
         self._drafter = drafter
         self._target = target
         self._session: DraftSession | None = None
-        self._members = list(requests)
+        self._members: list[Request] = []
+        self._seen: set[int] = set()
+        """Everybody who has been a member, by identity."""
         self._limits = limits
         self._faulty: set[int] = set()
+        self._failure: DraftBlock | None = None
 
     def blocks(self, requests: ListLike[Request]) -> list[DraftBlock]:
-        """One block for each of `requests`, in their order; an empty one where nothing is drafted. A fault is told once."""
+        """One block for each of `requests`, the target's sequences in their order; an empty one where nothing is drafted. A fault is told
+        once."""
         try:
-            blocks = self._draft()
+            blocks = self._draft(requests)
         except Exception as error:  # whatever a drafter dies of, the answers go on
-            blocks = [DraftBlock(fault=f"the drafter failed: {type(error).__name__}: {error}") for _ in self._members]
+            self._failure = DraftBlock(fault=f"the drafter failed: {type(error).__name__}: {error}")
+            blocks = [self._failure for _ in self._members]
         self._faulty = {row for row, block in enumerate(blocks) if block.fault is not None}
         drafted = {id(member): block for member, block in zip(self._members, blocks, strict=True)}
         return [drafted.get(id(request), NO_DRAFT) for request in requests]
@@ -64,30 +71,45 @@ class Drafts:
         if isinstance(session, Closable):
             session.close()
 
-    def _draft(self) -> list[DraftBlock]:
-        self._let_go()
+    def _draft(self, requests: ListLike[Request]) -> list[DraftBlock]:
+        self._change_members(requests)
+        if self._failure is not None:
+            return [self._failure for _ in self._members]
         # The bonus token comes on top, so a last token needs no draft.
         lengths = [min(self._limits.draft_length, member.scanner.remaining - 1) for member in self._members]
         if max(lengths, default=0) < 1:
             return [NO_DRAFT for _ in self._members]
         if self._session is None:
-            self._session = self._open()
+            self._session = self._open(requests)
         blocks = self._session.draft([member.sequence for member in self._members], lengths)
         return [_checked(block, length, self._limits.vocab_size) for block, length in zip(blocks, lengths, strict=True)]
 
-    def _open(self) -> DraftSession:
-        beside = self._drafter.open_beside(self._target) if isinstance(self._drafter, SelfDrafter) else None
-        return beside or self._drafter.open(len(self._members), self._limits.capacity)
+    def _open(self, requests: ListLike[Request]) -> DraftSession:
+        members = set(map(id, self._members))
+        rows = [row for row, request in enumerate(requests) if id(request) in members]
+        self._members = [requests[row] for row in rows]
+        session = self._drafter.open_beside(self._target) if isinstance(self._drafter, SelfDrafter) else None
+        room = len(requests)
+        if session is None:
+            session, room, rows = self._drafter.open(self._limits.batch, self._limits.capacity), self._limits.batch, list(range(len(rows)))
+        if len(rows) < room:
+            session.keep(rows)
+        return session
 
-    def _let_go(self) -> None:
-        rows = without_holes([not member.finished and row not in self._faulty for row, member in enumerate(self._members)])
-        if len(rows) == len(self._members):
-            return
-        self._members = [self._members[row] for row in rows]
-        if not rows:
+    def _change_members(self, requests: ListLike[Request]) -> None:
+        staying = without_holes([not member.finished and row not in self._faulty for row, member in enumerate(self._members)])
+        joining = [request for request in requests if id(request) not in self._seen]  # in the target's session they are the last ones
+        have_left = len(staying) < len(self._members)
+        self._members = [*(self._members[row] for row in staying), *joining]
+        self._seen |= set(map(id, joining))
+        if not self._members or self._failure is not None:
             self.close()
-        elif self._session is not None:
-            self._session.keep(rows)
+        if self._session is None:
+            return
+        if have_left:
+            self._session.keep(staying)
+        if joining:
+            self._session.join(len(joining))
 
 
 def without_holes(alive: ListLike[bool]) -> list[int]:

@@ -65,6 +65,9 @@ class BlockDraftSession:
     def keep(self, rows: list[int]) -> None:
         self._cache.keep(rows)
 
+    def join(self, count: int) -> None:
+        self._cache.join(count)
+
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         blocks = self.draft_behind([sequence.token_ids for sequence in sequences], lengths)
@@ -104,9 +107,21 @@ class BlockDraftSession:
         return [block._replace(confidences=tuple(row[: len(block.token_ids)])) for block, row in zip(made, chances.tolist(), strict=True)]
 
     def _catch_up(self, known: list[list[int]]) -> None:
+        """Leave to the pass that drafts what a round can have added. Whoever lacks more than others do, having joined them later, catches
+        up alone: in a pass of all it would make them padding."""
+        missing = [len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True)]
+        far_behind = [row for row, count in enumerate(missing) if count > self._drafter.block_size + 1]
+        if far_behind and (len(far_behind) < len(known) or any(self._cache.lengths)):
+            for row in far_behind:
+                with self._cache.only(row, row + 1):
+                    self._run_clean([known[row][:-1]], 0)
+        self._run_clean(known, CATCH_UP_ROWS)
+
+    def _run_clean(self, known: list[list[int]], left: int) -> None:
+        """Until nobody lacks more than `left` tokens."""
         no_blocks = torch.empty((len(known), 0), dtype=torch.long)
-        while max(len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True)) > CATCH_UP_ROWS:
-            part = [ids[: min(done + CATCH_UP_ROWS, len(ids) - 1)] for ids, done in zip(known, self._cache.lengths, strict=True)]
+        while max(len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True)) > left:
+            part = [ids[: done + CATCH_UP_ROWS] for ids, done in zip(known, self._cache.lengths, strict=True)]
             self._hidden(draft_layout(self._model.config, self._cache.lengths, part, no_blocks))
 
     def _pass(self, layout: DraftLayout) -> tuple[Tensor, Tensor]:
@@ -135,6 +150,9 @@ class BesideTargetSession:
     def keep(self, rows: list[int]) -> None:
         """The target compacts the cache itself, maybe less: what does not draft any more may go on there."""
         self._sequence_ids = [self._sequence_ids[row] for row in rows]
+
+    def join(self, count: int) -> None:
+        self._sequence_ids += self._cache.sequence_ids[len(self._cache.sequence_ids) - count :]
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:

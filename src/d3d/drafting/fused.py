@@ -148,12 +148,17 @@ class FusedSession:
     def keep(self, rows: list[int]) -> None:
         self._session.keep(rows)
 
+    def join(self, count: int) -> None:
+        self._session.join(count)
+
     @torch.inference_mode()
     def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
+        if last_only:  # prompts; the drafts of those that are on their way stay
+            return self._session.forward(token_ids, last_only=True)
         plans, self.plans, self.groups = self.plans, {}, {}
         planned = [plans.get(sequence_id, NO_SLOTS).groups for sequence_id in self.sequence_ids]
-        if last_only or not any(map(sum, planned)):
-            return self._session.forward(token_ids, last_only=last_only)
+        if not any(map(sum, planned)):
+            return self._session.forward(token_ids)
         before = list(self.lengths)
         logits = self._pass(token_ids, planned)
         finite = torch.isfinite(torch.stack([rows.amax() for rows in logits])).tolist()
@@ -187,13 +192,21 @@ class FusedDrafts:
     def __init__(self, engine: FusedEngine, session: FusedSession) -> None:
         self._engine = engine
         self._session = session
-        self._sequence_ids = list(session.sequence_ids)
-        self._survival = {sequence_id: Survival(engine.draft_length) for sequence_id in self._sequence_ids}
+        self._sequence_ids: list[int] = []
+        self._survival: dict[int, Survival] = {}
         self._last: dict[int, tuple[int, int]] = {}
         """Of the pass before, by sequence id: place of its anchor, and how many drafted tokens it verified."""
+        self.join(len(session.sequence_ids))
 
     def keep(self, rows: list[int]) -> None:
         self._sequence_ids = [self._sequence_ids[row] for row in rows]
+        self._survival = {sequence_id: self._survival[sequence_id] for sequence_id in self._sequence_ids}
+        self._last = {sequence_id: self._last[sequence_id] for sequence_id in self._sequence_ids if sequence_id in self._last}
+
+    def join(self, count: int) -> None:
+        joined = self._session.sequence_ids[len(self._session.sequence_ids) - count :]
+        self._sequence_ids += joined
+        self._survival |= {sequence_id: Survival(self._engine.draft_length) for sequence_id in joined}
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:

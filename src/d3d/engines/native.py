@@ -45,8 +45,22 @@ class NativeSession:
 
     @torch.inference_mode()
     def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
+        fed = [row for row, ids in enumerate(token_ids) if ids]
+        if not fed:
+            return [self._nothing() for _ in token_ids]
+        first, end = fed[0], fed[-1] + 1
         if self._stopwatch is not None:
             self._stopwatch.begin()
+        with self.cache.only(first, end):  # a sequence that joins others does not make them padding
+            logits = self._forward(token_ids[first:end], last_only)
+        if self._stopwatch is not None:
+            self._stopwatch.end()
+        return [*(self._nothing() for _ in token_ids[:first]), *logits, *(self._nothing() for _ in token_ids[end:])]
+
+    def _nothing(self) -> Tensor:
+        return torch.empty((0, self.model.config.vocab_size), device=self.model.device)
+
+    def _forward(self, token_ids: list[list[int]], last_only: bool) -> list[Tensor]:
         outputs: list[list[Tensor]] = [[] for _ in token_ids]
         longest = max(len(ids) for ids in token_ids)
         step = max(32, PREFILL_ROWS // len(token_ids))
@@ -56,10 +70,7 @@ class NativeSession:
             for i, logits in enumerate(self._pass(chunk, wanted)):
                 if logits is not None:
                     outputs[i].append(logits)
-        if self._stopwatch is not None:
-            self._stopwatch.end()
-        nothing = torch.empty((0, self.model.config.vocab_size), device=self.model.device)
-        return [parts[0] if len(parts) == 1 else torch.cat([nothing, *parts]) for parts in outputs]
+        return [parts[0] if len(parts) == 1 else torch.cat([self._nothing(), *parts]) for parts in outputs]
 
     def _pass(self, token_ids: list[list[int]], wanted: list[slice | None]) -> list[Tensor | None]:
         device = self.model.device
@@ -86,6 +97,9 @@ class NativeSession:
 
     def keep(self, rows: list[int]) -> None:
         self.cache.keep(rows)
+
+    def join(self, count: int) -> None:
+        self.cache.join(count)
 
 
 def _wanted_rows(rows: int, is_last: bool, last_only: bool) -> slice | None:

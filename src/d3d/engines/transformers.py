@@ -155,7 +155,8 @@ class TransformersSession:
 
     def __init__(self, engine: TransformersEngine, num_sequences: int) -> None:
         self._engine = engine
-        self._caches = [DynamicCache(config=engine.target.model.config) for _ in range(num_sequences)]
+        self._caches: list[DynamicCache] = []
+        self.join(num_sequences)
 
     @property
     def lengths(self) -> list[int]:
@@ -193,6 +194,9 @@ class TransformersSession:
         if any(not place <= row < len(self._caches) for place, row in enumerate(rows)):
             raise ValueError(f"rows can only move to the front: {rows}")
         self._caches = [self._caches[row] for row in rows]
+
+    def join(self, count: int) -> None:
+        self._caches += [DynamicCache(config=self._engine.target.model.config) for _ in range(count)]
 
 
 def _probe(engine: TransformersEngine) -> None:

@@ -5,6 +5,8 @@ A pass appends its rows' keys and values; whoever owns the cache crops what must
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -23,7 +25,7 @@ class KeyValueStore(Protocol):
 
 
 class KVCache:
-    """Fixed room for `capacity` tokens of each of `batch` sequences, whose lengths may differ.
+    """Fixed room for `capacity` tokens of each of `batch` sequences, whose lengths may differ. Where some have gone, others may join.
 
     Sequence b's row i of a pass lands at index `lengths[b] + i`. During a pass the keys reach to the longest sequence's
     last row; a mask hides what is not there for the others.
@@ -33,11 +35,12 @@ class KVCache:
         self, num_layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (num_layers, batch, kv_heads, capacity, head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._all_keys = self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._all_values = self._values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * batch
         self.sequence_ids = list(range(batch))
-        """Which of the sequences that it began with each row holds."""
+        """Which sequence each row holds: they are counted, those that it began with first."""
+        self._next_id = batch
         self._index = (torch.empty(0), torch.empty(0))
         self._indexed: tuple[tuple[int, ...], int] | None = None
 
@@ -103,9 +106,37 @@ class KVCache:
                 self._keys[:, place, :, :length] = self._keys[:, row, :, :length]
                 self._values[:, place, :, :length] = self._values[:, row, :, :length]
                 self._clear(place, length)
-        self._keys, self._values = self._keys[:, : len(rows)], self._values[:, : len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
         self.sequence_ids = [self.sequence_ids[row] for row in rows]
+        self._use(0, len(rows))
+
+    def join(self, count: int) -> None:
+        """Empty sequences behind the others, where some have gone. Raises IndexError where there is no room for them."""
+        before, batch = len(self.lengths), self._all_keys.shape[1]
+        if before + count > batch:
+            raise IndexError(f"the cache holds {batch} sequences, {before + count} are needed")
+        self.lengths = [*self.lengths, *[0] * count]
+        self.sequence_ids = [*self.sequence_ids, *range(self._next_id, self._next_id + count)]
+        self._next_id += count
+        self._use(0, before + count)
+        for row in range(before, before + count):
+            self._clear(row, 0)
+
+    @contextmanager
+    def only(self, start: int, stop: int) -> Iterator[None]:
+        """Meanwhile passes, lengths and crops are those of sequences start to stop - 1 alone; the others are spared the work."""
+        lengths = self.lengths
+        self.lengths = lengths[start:stop]
+        self._use(start, stop)
+        try:
+            yield
+        finally:
+            self.lengths = [*lengths[:start], *self.lengths, *lengths[stop:]]
+            self._use(0, len(lengths))
+
+    def _use(self, start: int, stop: int) -> None:
+        self._keys, self._values = self._all_keys[:, start:stop], self._all_values[:, start:stop]
+        self._indexed = None
 
     def clear_behind(self, row: int) -> None:
         """Forget what rejected tokens and slots have left behind a sequence's tokens."""

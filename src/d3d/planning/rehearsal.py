@@ -51,6 +51,9 @@ class RehearsedSession:
     def keep(self, rows: list[int]) -> None:
         """There is one row, and it stays."""
 
+    def join(self, count: int) -> None:
+        raise ValueError(f"{count} sequences can't join: a rehearsal is of one")
+
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         (sequence,), (length,) = sequences, lengths
         if length < 1:

@@ -25,15 +25,17 @@ class AsyncDrafter:
         return self.policy.draft_length
 
     def open(self, num_sequences: int, capacity: int) -> AsyncDraftSession:
-        return AsyncDraftSession(self, [self.coordinator.open(capacity, self.policy) for _ in range(num_sequences)])
+        return AsyncDraftSession(self, num_sequences, capacity)
 
 
 class AsyncDraftSession:
     """The sequences of one generation. It learns a verdict from the committed tokens that it is called with next."""
 
-    def __init__(self, drafter: AsyncDrafter, sequence_ids: list[int]) -> None:
+    def __init__(self, drafter: AsyncDrafter, num_sequences: int, capacity: int) -> None:
         self._coordinator = drafter.coordinator
-        self._sequence_ids = sequence_ids
+        self._policy, self._capacity = drafter.policy, capacity
+        self._sequence_ids: list[int] = []
+        self.join(num_sequences)
         self._threads = drafter.threads
         if self._threads is not None:
             self._threads.hold()
@@ -46,6 +48,9 @@ class AsyncDraftSession:
         for sequence_id in set(self._sequence_ids) - set(kept):
             self._coordinator.forget(sequence_id)
         self._sequence_ids = kept
+
+    def join(self, count: int) -> None:
+        self._sequence_ids += [self._coordinator.open(self._capacity, self._policy) for _ in range(count)]
 
     def close(self) -> None:
         self.keep([])

@@ -124,3 +124,6 @@ class _RecordingSession:
     def keep(self, rows: list[int]) -> None:
         self._session.keep(rows)
         self._rows = [self._rows[row] for row in rows]
+
+    def join(self, count: int) -> None:
+        raise ValueError(f"{count} sequences can't join: what is recorded belongs to those that the session was opened with")
