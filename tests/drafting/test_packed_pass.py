@@ -13,7 +13,7 @@ from d3d.drafting import packed_pass
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.layout import MASKED
 from d3d.drafting.outcomes import Doubt
-from d3d.drafting.packed_layout import PackedLayout, packed_layout
+from d3d.drafting.packed_layout import packed_layout
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
 from d3d.masks.dense import elementwise
 from d3d.masks.rules import packed_rules, union
@@ -45,14 +45,14 @@ def with_head(model: DrafterModel) -> DrafterModel:
 def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The logits of every packed pass, as they were before a head chose among them."""
     seen: list[Tensor] = []
-    original = PackedSession._pass
+    original = DrafterModel.draft_logits
 
-    def watch(self: PackedSession, layout: PackedLayout, committed: int) -> tuple[Tensor, Tensor]:
-        states, logits = original(self, layout, committed)
+    def watch(self: DrafterModel, hidden: Tensor, target_vocab_size: int) -> Tensor:
+        logits = original(self, hidden, target_vocab_size)
         seen.append(logits.clone())
-        return states, logits
+        return logits
 
-    monkeypatch.setattr(PackedSession, "_pass", watch)
+    monkeypatch.setattr(DrafterModel, "draft_logits", watch)
     return seen
 
 
@@ -155,7 +155,7 @@ def test_nothing_of_a_pass_but_committed_tokens_stays_in_the_cache(kind: Kind, s
         fresh = open_session(model)
         fresh.prepare(token_ids, [], [Outcome(0, 1)], 6)
         for layer in range(2):
-            for cached, clean in zip(session._cache.read(layer, len(token_ids)), fresh._cache.read(layer, len(token_ids)), strict=True):
+            for cached, clean in zip(session.cache.read(layer, len(token_ids)), fresh.cache.read(layer, len(token_ids)), strict=True):
                 torch.testing.assert_close(cached, clean, atol=1e-5, rtol=1e-5)
         token_ids = [*token_ids, *text(1 + round_id, seed=round_id)]
 

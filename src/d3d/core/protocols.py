@@ -7,7 +7,7 @@ belongs to sequence i of the list that it is called with; `keep` drops the rows 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -145,6 +145,34 @@ class Preparer(Protocol):
     def open(self, capacity: int, outcome_budget: int) -> PreparingSession:
         """For a sequence of up to `capacity` tokens and passes of up to `outcome_budget` outcomes."""
         ...
+
+
+class DraftTask(NamedTuple):
+    """What `PreparingSession.draft` is called with, and which session's."""
+
+    session: PreparingSession
+    text: list[int]
+    draft_length: int
+
+
+class PrepareTask(NamedTuple):
+    """What `PreparingSession.prepare` is called with, and which session's."""
+
+    session: PreparingSession
+    text: list[int]
+    draft: ListLike[int]
+    outcomes: ListLike[Outcome]
+    draft_length: int
+
+
+@runtime_checkable
+class JointPreparer(Preparer, Protocol):
+    """A preparer that can work for several sequences in one pass. Its answers are those of the sessions alone; each session may have one
+    task at a time."""
+
+    def draft_together(self, tasks: ListLike[DraftTask]) -> list[DraftBlock]: ...
+
+    def prepare_together(self, tasks: ListLike[PrepareTask]) -> list[dict[Outcome, DraftBlock]]: ...
 
 
 class Transport(Protocol):

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from d3d.core.protocols import DraftTask, PrepareTask
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.block_drafter import CATCH_UP_ROWS, NOT_FINITE, last_tokens, unknown_id
 from d3d.drafting.outcomes import Doubt, Place, likely_outcomes
+from d3d.drafting.packed_batch import run_side_by_side
 from d3d.drafting.packed_layout import PackedLayout, packed_layout
 from d3d.masks.dense import causal
 from d3d.models.drafter import DrafterModel
@@ -28,6 +30,9 @@ draft, which know the tokens before them, in a short pass of their own."""
 
 GUESS_FROM: tuple[GuessFrom, ...] = ("block", "clean_rows")
 """The default first."""
+
+PASS_ROWS = 1024
+"""Sequences share a pass up to this many rows: more make it no cheaper, and its logits large."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,77 @@ class PackedDrafter:
         room = min(capacity, decoder.config.max_length) + self.block_size + outcome_budget * (self.block_size + 2)
         return PackedSession(self, decoder.new_cache(1, room), outcome_budget)
 
+    def draft_together(self, tasks: Sequence[DraftTask]) -> list[DraftBlock]:
+        """A block for each task, in one pass."""
+        vocab_size = self.model.transformer.config.vocab_size
+        verdicts = [Outcome(0, task.text[-1]) for task in tasks]
+        known = [max(task.text) < vocab_size for task in tasks]
+        asked = [
+            PrepareTask(task.session, task.text[:-1], (), [verdict], task.draft_length)
+            for task, verdict, is_known in zip(tasks, verdicts, known, strict=True)
+            if is_known
+        ]
+        blocks = iter(self.prepare_together(asked))
+        return [
+            next(blocks).get(verdict, DraftBlock()) if is_known else unknown_id(vocab_size)
+            for verdict, is_known in zip(verdicts, known, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def prepare_together(self, tasks: Sequence[PrepareTask]) -> list[dict[Outcome, DraftBlock]]:
+        """Successors for each task, in one pass, or in a few where there are many rows. Raises ValueError as `PackedSession.prepare`."""
+        sessions = [cast("PackedSession", task.session) for task in tasks]
+        branches = [session.branches(task) for session, task in zip(sessions, tasks, strict=True)]
+        for part in _passes([each for each in branches if each is not None]):
+            self._run(part)
+        return [{} if each is None else each.session.blocks(each) for each in branches]
+
+    def _run(self, several: list[_Branches]) -> None:
+        config = self.model.config
+        states = run_side_by_side(self.model, [each.layout for each in several], [each.session.cache for each in several])
+        for each in several:
+            each.session.cache.advance([len(each.task.text) - each.session.length])
+        for length in sorted({each.length for each in several}):
+            alike = [(each, rows) for each, rows in zip(several, states, strict=True) if each.length == length]
+            joined = torch.cat([rows for _, rows in alike])
+            logits = self.model.draft_logits(joined, self.target_vocab_size)
+            last = torch.tensor([ids for each, _ in alike for ids in each.last_tokens()], device=logits.device)
+            still_open = torch.full(logits.shape[:2], -1, device=logits.device)
+            self.model.choose_in_turn(joined, logits, still_open, last, own_rows=config.own_rows)
+            for (each, _), scores in zip(alike, logits.split([len(rows) for _, rows in alike]), strict=True):
+                each.session.take_in(each, scores)
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """A task, laid out."""
+
+    session: PackedSession
+    task: PrepareTask
+    outcomes: list[Outcome]
+    """Those that the drafter's context has room for."""
+    length: int
+    """Tokens to draft behind each of them."""
+    layout: PackedLayout
+
+    def last_tokens(self) -> list[list[int]]:
+        """Of each branch, its anchor included."""
+        text, draft = self.task.text[-8:], self.task.draft
+        return [last_tokens([*text, *draft[: outcome.num_accepted], outcome.bonus_token]) for outcome in self.outcomes]
+
+
+def _passes(several: list[_Branches]) -> list[list[_Branches]]:
+    """In their order, as many in a pass as its rows allow."""
+    passes: list[list[_Branches]] = []
+    rows = PASS_ROWS
+    for each in several:
+        rows += each.layout.token_ids.shape[1]
+        if rows > PASS_ROWS:
+            rows = each.layout.token_ids.shape[1]
+            passes.append([])
+        passes[-1].append(each)
+    return passes
+
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -64,7 +140,7 @@ class PackedSession:
         self._drafter = drafter
         self._budget = outcome_budget
         self._model = drafter.model
-        self._cache = cache
+        self.cache = cache
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         """Of the last pass, by the length of the text that a block follows and that text's last token."""
         self._doubt = Doubt()
@@ -75,15 +151,11 @@ class PackedSession:
     @property
     def length(self) -> int:
         """Cached tokens."""
-        return self._cache.lengths[0]
+        return self.cache.lengths[0]
 
     def draft(self, text: list[int], draft_length: int) -> DraftBlock:
         """A block of at most `draft_length` tokens to follow `text`."""
-        vocab_size = self._model.transformer.config.vocab_size
-        if max(text) >= vocab_size:
-            return unknown_id(vocab_size)
-        blocks = self.prepare(text[:-1], (), [Outcome(0, text[-1])], draft_length)
-        return blocks.get(Outcome(0, text[-1]), DraftBlock())
+        return self._drafter.draft_together([DraftTask(self, text, draft_length)])[0]
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
         """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them; none where the drafter can't say."""
@@ -127,8 +199,8 @@ class PackedSession:
         rows = torch.tensor([[*text[start:], *draft]])
         positions = start + torch.arange(rows.shape[1])[None]
         mask = causal(torch.tensor([start]), rows.shape[1], start + rows.shape[1])
-        hidden = self._model.hidden(rows, positions, mask, self._cache, 0)
-        self._cache.advance([len(text) - start])
+        hidden = self._model.hidden(rows, positions, mask, self.cache, 0)
+        self.cache.advance([len(text) - start])
         return self._places(self._model.draft_logits(hidden[0, -len(draft) - 1 :], self._drafter.target_vocab_size))
 
     def _places(self, logits: Tensor) -> tuple[Place, ...]:
@@ -137,29 +209,37 @@ class PackedSession:
         chances = (guesses.values - logits.logsumexp(-1, keepdim=True)).exp()
         return tuple(Place(tuple(ids), tuple(row)) for ids, row in zip(guesses.indices.tolist(), chances.tolist(), strict=True))
 
-    @torch.inference_mode()
     def prepare(self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
         """The block that follows `text`, the accepted part of `draft` and the bonus token, for every outcome that the drafter's context
         has room for. Outcomes of more accepted tokens than drafted ones, and more outcomes than the budget, raise ValueError."""
-        self._check(draft, outcomes)
+        return self._drafter.prepare_together([PrepareTask(self, text, draft, outcomes, draft_length)])[0]
+
+    def branches(self, task: PrepareTask) -> _Branches | None:
+        """The task's rows, once the cache has caught up; None where there is nothing to draft. What was prepared before is forgotten."""
+        self._check(task.draft, task.outcomes)
         decoder = self._model.transformer.config
-        length = min(draft_length, self._drafter.block_size)
-        room = {outcome: min(length, decoder.max_length - len(text) - outcome.num_accepted - 1) for outcome in outcomes}
-        going = [outcome for outcome in outcomes if room[outcome] > 0 and outcome.bonus_token < decoder.vocab_size]
+        length = min(task.draft_length, self._drafter.block_size)
+        fitting = [outcome for outcome in task.outcomes if self._room(task, outcome) > 0 and outcome.bonus_token < decoder.vocab_size]
         self._prepared = {}
-        if not going or max([*text, *draft], default=0) >= decoder.vocab_size:
-            return {}
-        self._catch_up(text)
-        layout = packed_layout(self._model.config, self.length, text, draft, going, length)
-        states, logits = self._pass(layout, len(text))
-        last = torch.tensor([last_tokens([*text[-8:], *draft[: o.num_accepted], o.bonus_token]) for o in going], device=logits.device)
-        still_open = torch.full(logits.shape[:2], -1, device=logits.device)
-        self._model.choose_in_turn(states, logits, still_open, last, own_rows=self._model.config.own_rows)
-        for outcome, prepared in zip(going, self._read(logits), strict=True):
-            block = prepared.block._replace(token_ids=prepared.block.token_ids[: room[outcome]])
-            self._prepared[len(text) + outcome.num_accepted + 1, outcome.bonus_token] = _Prepared(block, prepared.places)
-        blocks = [self._prepared[len(text) + outcome.num_accepted + 1, outcome.bonus_token].block for outcome in going]
-        return dict(zip(going, blocks, strict=True))
+        if length < 1 or not fitting or max([*task.text, *task.draft], default=0) >= decoder.vocab_size:
+            return None
+        self._catch_up(task.text)
+        layout = packed_layout(self._model.config, self.length, task.text, task.draft, fitting, length)
+        return _Branches(self, task, fitting, length, layout)
+
+    def _room(self, task: PrepareTask, outcome: Outcome) -> int:
+        """Tokens that the drafter's context can hold behind an outcome."""
+        return self._model.transformer.config.max_length - len(task.text) - outcome.num_accepted - 1
+
+    def take_in(self, branches: _Branches, logits: Tensor) -> None:
+        """logits float32 [branches, draft_length + 1, target_vocab_size]."""
+        for outcome, prepared in zip(branches.outcomes, self._read(logits), strict=True):
+            block = prepared.block._replace(token_ids=prepared.block.token_ids[: self._room(branches.task, outcome)])
+            self._prepared[_key(branches.task, outcome)] = _Prepared(block, prepared.places)
+
+    def blocks(self, branches: _Branches) -> dict[Outcome, DraftBlock]:
+        """What was taken in."""
+        return {outcome: self._prepared[_key(branches.task, outcome)].block for outcome in branches.outcomes}
 
     def _check(self, draft: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         if len(outcomes) > self._budget:
@@ -170,21 +250,13 @@ class PackedSession:
             raise ValueError(f"a draft of {len(draft)} tokens is longer than a block, {self._drafter.block_size}")
 
     def _catch_up(self, text: list[int]) -> None:
-        self._cache.crop([len(text)])
+        self.cache.crop([len(text)])
         while len(text) - self.length > CATCH_UP_ROWS:
             start = self.length
             part = torch.tensor([text[start : start + CATCH_UP_ROWS]])
             mask = causal(torch.tensor([start]), CATCH_UP_ROWS, start + CATCH_UP_ROWS)
-            self._model.hidden(part, start + torch.arange(CATCH_UP_ROWS)[None], mask, self._cache, 0)
-            self._cache.advance([CATCH_UP_ROWS])
-
-    def _pass(self, layout: PackedLayout, committed: int) -> tuple[Tensor, Tensor]:
-        """States [branches, draft_length + 1, hidden_size] and float32 logits [branches, draft_length + 1, target_vocab_size]; of the
-        pass's rows the cache keeps those of the first `committed` tokens."""
-        hidden = self._model.hidden(layout.token_ids, layout.rows.position, layout.mask, self._cache, layout.num_slots)
-        self._cache.advance([committed - self.length])
-        states = hidden[0, layout.predicting.to(hidden.device)]
-        return states, self._model.draft_logits(states, self._drafter.target_vocab_size)
+            self._model.hidden(part, start + torch.arange(CATCH_UP_ROWS)[None], mask, self.cache, 0)
+            self.cache.advance([CATCH_UP_ROWS])
 
     def _read(self, logits: Tensor) -> list[_Prepared]:
         """One block for each branch: the best token at each place but the last, and guesses at all of them."""
@@ -195,3 +267,8 @@ class PackedSession:
             block = DraftBlock(tuple(place.token_ids[0] for place in places[:-1])) if is_finite else DraftBlock(fault=NOT_FINITE)
             prepared.append(_Prepared(block, places))
         return prepared
+
+
+def _key(task: PrepareTask, outcome: Outcome) -> tuple[int, int]:
+    """Of what is prepared behind an outcome: length of the text then, and its last token."""
+    return len(task.text) + outcome.num_accepted + 1, outcome.bonus_token

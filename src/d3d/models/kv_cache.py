@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -153,3 +153,37 @@ class PassThrough:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's
         return attend(query, key, value, mask)
+
+
+class Share(NamedTuple):
+    """What one sequence has of a pass that it shares with others."""
+
+    cache: KVCache
+    """Of this sequence alone."""
+    rows: Tensor
+    """int64: which of the pass's rows are its own, in the order of a pass of its own."""
+    num_clean: int
+    """How many of them are clean, the first ones; the others are slots."""
+    mask: Tensor
+    """bool [1, rows, keys] over its own rows and its own cache's places."""
+
+
+class SideBySide:
+    """A pass of batch 1 over rows of several sequences, clean rows first, then slots. Each attends to its own cache; the pass's own mask is
+    not looked at."""
+
+    def __init__(self, shares: list[Share]) -> None:
+        self._shares = shares
+        self._num_clean = sum(share.num_clean for share in shares)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's
+        _, heads, rows, head_dim = query.shape
+        out = query.new_empty(1, rows, heads * head_dim)
+        for share in self._shares:
+            own, visible = share.rows, share.mask
+            if rows == self._num_clean:  # slots pass this layer by
+                own = own[: share.num_clean]
+                visible = visible[:, : share.num_clean, : visible.shape[2] - len(share.rows) + share.num_clean]
+            keys, values = share.cache.append(layer, key[:, :, own], value[:, :, own])
+            out[:, own] = attend(query[:, :, own], keys, values, visible)
+        return out

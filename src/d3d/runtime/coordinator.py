@@ -16,7 +16,7 @@ from typing import Literal
 from d3d.core.errors import WorkerFailed
 from d3d.core.types import DraftBlock, Outcome, Preparation, Readiness
 from d3d.decoding.modes import MOST_OUTCOMES
-from d3d.runtime.messages import Draft, Failed, Forget, FromWorker, Open, Prepare, Ready, Request, Successors
+from d3d.runtime.messages import Draft, Failed, Forget, FromWorker, Open, Prepare, Ready, Request, Successors, Together
 from d3d.runtime.speculation_cache import SpeculationCache
 from d3d.runtime.worker_link import WorkerLink
 
@@ -137,8 +137,7 @@ class Coordinator:
             self._hear()
             self._look_up([one for one in rounds if one.length > 0])
             self._draft_now([one for one in rounds if one.length > 0 and one.block is None])
-            for one in rounds:
-                self._prepare_next(one)
+            self._prepare_next(rounds)
             return [self._result(one) for one in rounds]
 
     # The round's steps
@@ -164,7 +163,7 @@ class Coordinator:
 
     def _draft_now(self, rounds: list[_Round]) -> None:
         """What a miss policy does for rounds without a successor."""
-        asked = []
+        asked: list[tuple[_Round, Request]] = []
         for one in rounds:
             member = one.member
             one.cause = one.cause or self._hindrance(member)
@@ -173,29 +172,31 @@ class Coordinator:
             if one.cause is None:
                 start = self._introduce(member)
                 new = tuple(one.text[start:])
-                if self._ask(member, Draft(member.sequence_id, member.round_id, start, new, one.length), len(one.text)):
-                    asked.append(one)
-                else:
-                    one.cause = self.link.cause
-        self._wait_for(asked)
-        for one in asked:
+                asked.append((one, Draft(member.sequence_id, member.round_id, start, new, one.length)))
+        is_sent = self._ask(asked)
+        if is_sent:
+            self._wait_for([one for one, _ in asked])
+        for one, _ in asked:
             one.block, one.member.fresh = one.member.fresh, None
             if one.block is None:
                 one.cause = self._hindrance(one.member) or "failed"
 
-    def _prepare_next(self, one: _Round) -> None:
-        """Ask for the successors of the block that is about to be verified."""
+    def _prepare_next(self, rounds: list[_Round]) -> None:
+        """Ask for the successors of the blocks that are about to be verified."""
+        requests = [(one, self._preparation(one)) for one in rounds]
+        self._ask([(one, request) for one, request in requests if request is not None])
+
+    def _preparation(self, one: _Round) -> Prepare | None:
         member = one.member
         member.text_length = len(one.text)
         self.cache.expect(member.sequence_id, member.round_id)
         member.draft = () if one.block is None else one.block.token_ids[: one.length]
         near_end = one.length < member.policy.draft_length  # a draft that is cut short leaves no more room than that
         if one.length < 1 or (near_end and one.length < 2) or self._hindrance(member) is not None:
-            return
+            return None
         start = self._introduce(member)
         new, budget = tuple(one.text[start:]), member.policy.outcome_budget
-        request = Prepare(member.sequence_id, member.round_id, start, new, member.draft, one.length, budget)
-        self._ask(member, request, len(one.text))
+        return Prepare(member.sequence_id, member.round_id, start, new, member.draft, one.length, budget)
 
     def _result(self, one: _Round) -> DraftBlock:
         block = one.block or DraftBlock()
@@ -233,11 +234,17 @@ class Coordinator:
             self.link.send(Open(member.sequence_id, member.capacity, member.policy.outcome_budget))
         return member.told
 
-    def _ask(self, member: _Member, request: Request, text_length: int) -> bool:
-        if not self.link.send(request):
+    def _ask(self, asked: ListLike[tuple[_Round, Request]]) -> bool:
+        """Whether the requests are on their way: as one message, for the worker may do them in one pass."""
+        requests = tuple(request for _, request in asked)
+        if not requests:
+            return True
+        if not self.link.send(requests[0] if len(requests) == 1 else Together(requests)):
             self._worker_is_gone()
             return False
-        member.pending, member.sent_at, member.told = request, time.perf_counter(), text_length
+        for one, request in asked:
+            member = one.member
+            member.pending, member.sent_at, member.told = request, time.perf_counter(), len(one.text)
         return True
 
     def _wait_for(self, rounds: list[_Round]) -> None:

@@ -48,6 +48,13 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Requests for several sequences that are verified in one batch, so that the worker has them all at once. Each is answered."""
+
+    requests: tuple[Draft | Prepare, ...]
+
+
+@dataclass(frozen=True)
 class Forget:
     """The sequence has ended or was given up."""
 
@@ -101,5 +108,5 @@ class Failed:
 
 
 Request = Draft | Prepare
-ToWorker = Open | Draft | Prepare | Forget | Stop
+ToWorker = Open | Draft | Prepare | Together | Forget | Stop
 FromWorker = Ready | Drafted | Successors | Failed
