@@ -124,10 +124,10 @@ def test_many_rows_are_shared_out_over_passes(seen: dict[str, list[Any]], monkey
     expected = [session.prepare(*each) for session, each in zip(open_sessions(drafter), ASKED, strict=True)]
     rows = [shape[1] for shape in seen["passes"]]
     seen["passes"].clear()
-    monkeypatch.setattr(packed_pass, "PASS_ROWS", rows[0] + rows[1])
+    monkeypatch.setattr(packed_pass, "PASS_ROWS", max(rows))
     assert drafter.prepare_together(tasks) == expected
-    assert seen["passes"][0] == (1, rows[0] + rows[1])
-    assert len(seen["passes"]) > 2
+    assert 2 < len(seen["passes"]) < len(tasks)
+    assert all(shape[1] <= max(rows) for shape in seen["passes"])
     assert sum(shape[1] for shape in seen["passes"]) == sum(rows)
 
 
