@@ -126,6 +126,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, tiny_target: Path, t
         (("--repeats", 0), "repeats"),
         (("--threads", 0), "threads"),
         (("--placement", "moon"), "placement"),
+        (("--placement", "streams"), "CUDA"),
     ],
     ids=str,
 )

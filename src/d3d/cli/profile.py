@@ -24,7 +24,9 @@ def profile(
     outcomes: Annotated[list[int] | None, typer.Option(help="Outcomes of a packed pass; may be repeated. Default: 1, 2, 4, 8, 16.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be repeated. Default: the device's best.")] = None,
     threads: Annotated[list[int] | None, typer.Option(help="Threads of torch; may be repeated. Default: as many as it uses.")] = None,
-    placement: Annotated[str, typer.Option(help="Async mode's draft worker: thread or processes.")] = "thread",
+    placement: Annotated[
+        str | None, typer.Option(help="Async mode's draft worker: thread, processes, streams or devices. Default: as for generate.")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Samples of each pass.")] = 7,
     device: DeviceOption = "auto",
 ) -> None:

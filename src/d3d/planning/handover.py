@@ -10,7 +10,7 @@ from d3d.core.types import DraftBlock, Outcome
 from d3d.runtime.coordinator import Coordinator, Policy
 from d3d.runtime.placement import PLACEMENTS, available_cores, worker_cores
 from d3d.runtime.worker_link import WorkerLink
-from d3d.runtime.workers import ProcessWorker, ThreadWorker
+from d3d.runtime.workers import ProcessWorker, ThreadWorker, Worker
 
 DRAFT_LENGTH = 5
 SLEEP_S = 0.003
@@ -40,15 +40,16 @@ class ConstantPreparer:
 
 
 def handover_seconds(placement: str, rounds: int) -> list[float]:
-    """Of each hit, from its round's start until the block is there and the worker has been asked for the next ones. Raises
-    InvalidRequest for a placement that there is not, WorkerFailed where no worker comes up."""
+    """Of each hit, from its round's start until the block is there and the worker has been asked for the next ones. All placements but
+    processes talk to a thread. Raises InvalidRequest for a placement that there is not, WorkerFailed where no worker comes up."""
     if placement not in PLACEMENTS:
         raise InvalidRequest(f"placement: {placement!r} is not one of {', '.join(PLACEMENTS)}")
     cores = worker_cores(available_cores())
-    link = WorkerLink(
-        lambda: ThreadWorker(ConstantPreparer) if placement == "thread" else ProcessWorker(ConstantPreparer, cores), restarts=0, start_s=60
-    )
-    coordinator = Coordinator(link)
+
+    def launch() -> Worker:
+        return ProcessWorker(ConstantPreparer, cores) if placement == "processes" else ThreadWorker(ConstantPreparer)
+
+    coordinator = Coordinator(WorkerLink(launch, restarts=0, start_s=60))
     try:
         coordinator.ensure_worker()
         sequence_id = coordinator.open(1 << 20, Policy(DRAFT_LENGTH, outcome_budget=1))

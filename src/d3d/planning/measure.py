@@ -21,7 +21,7 @@ from d3d.planning.devices import Shape
 from d3d.planning.probes import Cell, Probes, can_fuse, native
 from d3d.planning.profile import Facts, Memory, Profile, Run, point
 from d3d.planning.samples import Samples
-from d3d.runtime.placement import PLACEMENTS
+from d3d.runtime.placement import PLACEMENTS, check_placement, default_placement
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -36,7 +36,8 @@ class Grid:
     outcomes: tuple[int, ...] = (1, 2, 4, 8, 16)
     threads: tuple[int, ...] = ()
     """Empty: as many as torch uses."""
-    placement: str = "thread"
+    placement: str | None = None
+    """Of async mode's draft worker; None: the device's default."""
     repeats: int = 7
 
     def __post_init__(self) -> None:
@@ -48,7 +49,7 @@ class Grid:
             raise InvalidRequest("context: a pass needs an anchor and a token before it; give 2 or more")
         if any(count < 1 for count in self.threads):
             raise InvalidRequest(f"threads: {min(self.threads)} is not a number of threads")
-        if self.placement not in PLACEMENTS:
+        if self.placement not in (None, *PLACEMENTS):
             raise InvalidRequest(f"placement: {self.placement!r} is not one of {', '.join(PLACEMENTS)}")
         if self.repeats < 1:
             raise InvalidRequest(f"repeats: {self.repeats} measures nothing")
@@ -98,12 +99,14 @@ class Measurement:
         return self.path.with_name(f"{self.path.name}.samples.jsonl")
 
     def _measure(self, model: Model, show: Callable[[int, int, str], None]) -> None:
+        placement = self.grid.placement or default_placement(model.target.device)
+        check_placement(placement, model.target.device)
         cells = list(grid_cells(model, self.grid))
         threads = self.grid.threads or (torch.get_num_threads(),)
-        samples = Samples(self._samples_path, self._settings(model))
+        samples = Samples(self._samples_path, self._settings(model, placement))
         longest = max(cell.draft_length or cell.size for cell in cells if cell.kind != "fused")
         passes = (self.grid.repeats + 1) * len(threads)
-        probes = Probes(model, self.grid.placement, max(self.grid.outcomes), longest, passes)
+        probes = Probes(model, placement, max(self.grid.outcomes), longest, passes)
         memory, before = PeakMemory(model.target.device), torch.get_num_threads()
         work = list(_order(cells, threads, self.grid.repeats))
         warm: set[tuple[int, Cell]] = set()
@@ -130,19 +133,19 @@ class Measurement:
                     device=model.device_name,
                     dtype=model.dtype_name,
                     threads=count,
-                    placement=self.grid.placement,
+                    placement=placement,
                     points=points,
                     memory=_memory(model, memory.bytes()),
                 )
             )
 
-    def _settings(self, model: Model) -> dict[str, Any]:
+    def _settings(self, model: Model, placement: str) -> dict[str, Any]:
         """What samples of one file must have in common."""
         return {
             "target": model.target.fingerprint,
             "drafter": None if model.drafter is None else weights_fingerprint(model.drafter.model.trainable()),
             "device": model.device_name,
-            "placement": self.grid.placement,
+            "placement": placement,
             "outcomes": max(self.grid.outcomes),
             "machine": machine()["processor"],
             "versions": versions(),
