@@ -288,3 +288,19 @@ def test_a_round_that_was_not_chosen_here_counts_for_nothing() -> None:
     one = chooser("serial")
     one.observe(5.0, 1.0)
     assert one.choice.rounds == {}
+
+
+def test_a_drafter_with_a_cache_of_its_own_is_tried_behind_a_prompt_of_usual_length() -> None:
+    def ratio(prompt: int, mean: float) -> float:
+        machine = Machine({"serial": (2.2, mean)}, entry_s=0.04 * prompt)
+        one = chooser("serial")
+        one.prefill = Round(1 + 0.04 * prompt, prompt)
+        seconds = machine.answer(one, 128, lambda _: 0 if "serial" in machine.taken else prompt)
+        tried.append("serial" in machine.taken)
+        return (one.prefill.seconds + seconds) / (one.prefill.seconds + 127)
+
+    tried: list[bool] = []
+    assert ratio(100, 1.0) <= HOPELESS_LIMIT
+    assert ratio(100, 5.0) < 0.8
+    assert tried == [True, True]
+    assert ratio(1000, 1.0) <= HOPELESS_LIMIT

@@ -34,6 +34,9 @@ FIRST_CHECK, LAST_INTERVAL = 24, 256
 ALLOWED_ROUNDS, ALLOWED_SHARE = 4.0, 0.03
 """The debt may come to so many plain rounds, and to this share of the time that rounds have taken."""
 
+FIRST_SHARE = 0.08
+"""Of the time that the prompt and the next LOOK_AHEAD tokens take, if so many may come: what the first look at a mode may cost."""
+
 CREDIT_ROUNDS = 16.0
 """What drafting has gained counts against the debt up to so many plain rounds: a drafter that was good may not be bad for long."""
 
@@ -179,7 +182,7 @@ class Chooser:
         self._num_rounds = 0
         self._next_check, self._interval = FIRST_CHECK, FIRST_CHECK
         self._debt_s = 0.0
-        self._elapsed_s = 0.0
+        self._elapsed_s = self.prefill.seconds
         self._is_counting = False
         self._taken: dict[str, int] = {}
         self._faults: list[str] = []
@@ -199,8 +202,9 @@ class Chooser:
             return
         self._is_counting = False
         stay = self._stay
-        if not stay.settles:
-            self.times.add(stay.mode, Round(seconds, tokens))
+        settles, one = stay.settles, Round(seconds, tokens)
+        if not settles:
+            self.times.add(stay.mode, one)
             stay.num_counted += 1
         stay.num_rounds += 1
         self._taken[stay.mode] = self._taken.get(stay.mode, 0) + 1
@@ -208,8 +212,9 @@ class Chooser:
         self._seen_at[stay.mode] = self._num_rounds
         self._elapsed_s += seconds
         if stay.mode != PLAIN:
-            credit = CREDIT_ROUNDS * (self.times.tpot_s(PLAIN) or 0.0)
-            self._debt_s = max(self._debt_s + self.times.excess_s(stay.mode, Round(seconds, tokens)), -credit)
+            plain = self.times.tpot_s(PLAIN) or 0.0
+            excess = seconds - tokens * plain if settles else self.times.excess_s(stay.mode, one)
+            self._debt_s = max(self._debt_s + excess, -CREDIT_ROUNDS * plain)
 
     def drop(self, mode: str, fault: str) -> None:
         """This mode is out of the question from now on; the round under way counts for none."""
@@ -238,7 +243,7 @@ class Chooser:
             self._trial = None
             self._next_check = self._num_rounds + self._interval
             self._find_leader(remaining, missing)
-        if (mode := self._due(missing)) is not None:
+        if (mode := self._due(remaining, missing)) is not None:
             return self._begin_trial(mode)
         self._find_leader(remaining, missing)
         if self._debt_s <= self._limit_s:
@@ -246,15 +251,17 @@ class Chooser:
         self.times.shorten(self._leader, KEPT)  # it leads by what is not true any more
         return PLAIN
 
-    def _due(self, missing: Mapping[str, int]) -> str | None:
+    def _due(self, remaining: int, missing: Mapping[str, int]) -> str | None:
         """A mode that was never tried, or the one that has not been looked at for the longest time where it is time to look."""
         for mode in self.candidates:
-            if not self.times.count(mode) and self._is_affordable(mode, missing):
+            if not self.times.count(mode) and self._is_affordable(mode, remaining, missing):
                 return mode
         if self._num_rounds < self._next_check:
             return None
         others = [mode for mode in (PLAIN, *self.candidates) if mode != self._leader and self.times.count(mode)]
-        return min((mode for mode in others if self._is_affordable(mode, missing)), key=lambda mode: self._seen_at[mode], default=None)
+        return min(
+            (mode for mode in others if self._is_affordable(mode, remaining, missing)), key=lambda mode: self._seen_at[mode], default=None
+        )
 
     def _begin_trial(self, mode: str) -> str:
         known = self.times.count(mode)
@@ -294,12 +301,17 @@ class Chooser:
     def _limit_s(self) -> float:
         return ALLOWED_ROUNDS * (self.times.tpot_s(PLAIN) or 0.0) + ALLOWED_SHARE * self._elapsed_s
 
-    def _is_affordable(self, mode: str, missing: Mapping[str, int]) -> bool:
-        """Whether a look at it can't take the debt over its limit, as far as that is known."""
+    def _is_affordable(self, mode: str, remaining: int, missing: Mapping[str, int]) -> bool:
+        """Whether a look at it can't take the debt over its limit, as far as that is known. A mode that was never tried is taken to cost a
+        plain round too many each time; it may have more."""
         if mode == PLAIN:
             return True
-        expected = (1 + FEWEST_ROUNDS) * max(0.0, self.times.excess_s(mode)) + self._entry_s(mode, missing)
-        return self._debt_s + expected <= self._limit_s
+        plain, limit = self.times.tpot_s(PLAIN) or 0.0, self._limit_s
+        excess = max(0.0, self.times.excess_s(mode))
+        if not self.times.count(mode):
+            excess = plain
+            limit = max(limit, FIRST_SHARE * (self.prefill.seconds + plain * min(remaining, LOOK_AHEAD)))
+        return self._debt_s + (1 + FEWEST_ROUNDS) * excess + self._entry_s(mode, missing) <= limit
 
     def _entry_s(self, mode: str, missing: Mapping[str, int]) -> float:
         # what a pass takes for its rows alone: any round has its pass
