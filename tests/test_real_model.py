@@ -74,3 +74,31 @@ def test_the_shipped_drafter_is_small_and_says_where_it_comes_from(smollm2: Path
 
 def test_the_answer_makes_sense(model: d3d.Model) -> None:
     assert "Paris" in model.generate("What is the capital of France?", mode="plain", max_tokens=24).text
+
+
+@pytest.fixture(scope="module")
+def fast(smollm2: Path) -> d3d.Model:
+    return d3d.load("smollm2-135m-fast", dtype="float32")
+
+
+def test_the_fast_preset_is_small_thinned_and_says_where_it_comes_from(smollm2: Path) -> None:
+    from d3d.models.loading import resolve_drafter
+
+    directory = resolve_drafter("smollm2-135m-fast")
+    assert sum(file.stat().st_size for file in directory.iterdir()) <= 24 * 2**20
+    config = read_config(directory)
+    assert config.base.source == "smollm2-135m"
+    assert config.drafter.anchor_slot
+    assert config.drafter.slot_layers is not None
+    assert len(config.drafter.slot_layers) < len(config.drafter.kept_layers)
+    assert "Apache-2.0" in (directory / "NOTICE.md").read_text()
+    assert {"data", "command", "commit", "measured"} <= json.loads((directory / "provenance.json").read_text()).keys()
+
+
+def test_the_fast_preset_gives_the_targets_own_ids_in_fewer_passes(fast: d3d.Model) -> None:
+    question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
+    plain, drafted = (fast.generate(question, mode=mode, max_tokens=48) for mode in ("plain", None))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.speculation is not None
+    assert drafted.speculation.mode == "serial"
+    assert drafted.speculation.acceptance_length > 2

@@ -246,3 +246,12 @@ def test_show_tells_what_it_holds_and_where_from(preset: Any) -> None:
     assert "tuned              no" in command("show", preset("by_hand.yaml")).out
     assert "Apache-2.0" in command("show", "smollm2-135m").out
     assert command("show", "nonsense").is_refusal("nonsense", "smollm2-135m")
+
+
+def test_the_preset_that_comes_with_d3d_is_a_file_with_a_name() -> None:
+    shown = command("show", "smollm2-135m-fast")
+    assert shown.code == 0, shown.err
+    assert "target             smollm2-135m\n" in shown.out
+    assert command("show", "smollm2-135m-fast", "--json").record["mode"] == "serial"
+    assert "smollm2-135m-fast" in command("pull").out
+    assert command("show", "nonsense").is_refusal("smollm2-135m-fast")

@@ -26,6 +26,7 @@ def pull(
 def _list_presets() -> None:
     from d3d.models.converted import converted_directory, is_converted
     from d3d.models.download import is_cached
+    from d3d.models.preset_file import SHIPPED, read_preset
     from d3d.models.presets import PRESETS
 
     for preset in PRESETS.values():
@@ -33,3 +34,6 @@ def _list_presets() -> None:
         ready = is_converted(converted_directory(target.stem, target.sha256), target.sha256)
         state = "ready" if ready else "fetched" if is_cached(target) else "not fetched"
         typer.echo(f"{preset.name}  {preset.summary}; {preset.target.licence}; {state}")
+    for name in SHIPPED:
+        found = read_preset(name)
+        typer.echo(f"{name}  the target of {found.target} with a drafter of its own, in {found.mode} mode (d3d show {name})")

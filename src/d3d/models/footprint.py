@@ -13,7 +13,7 @@ from d3d.core.errors import InvalidCheckpoint
 from d3d.models.converted import converted_directory, is_converted
 from d3d.models.hub import fetch_config, is_hub_id
 from d3d.models.loading import load_config, resolve_model
-from d3d.models.preset_file import is_preset_file, read_preset
+from d3d.models.preset_file import is_preset_file, preset_path, read_preset
 from d3d.models.presets import PRESETS
 from d3d.models.quiet import first_line, quiet_transformers
 
@@ -83,4 +83,4 @@ def is_here(source: str) -> bool:
     if source in PRESETS:
         return is_converted(converted_directory(PRESETS[source].target.stem, PRESETS[source].target.sha256), PRESETS[source].target.sha256)
     path = Path(source).expanduser()
-    return is_here(read_preset(source).target) if is_preset_file(source) and path.is_file() else path.is_dir()
+    return is_here(read_preset(source).target) if is_preset_file(source) and preset_path(source).is_file() else path.is_dir()

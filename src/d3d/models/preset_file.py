@@ -5,6 +5,7 @@ It may stand wherever the name of a preset may. YAML, or JSON, which is YAML as 
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,9 @@ from d3d.core.errors import InvalidCheckpoint
 
 FORMAT: Literal[1] = 1
 SUFFIXES = (".yaml", ".yml", ".json")
+
+SHIPPED = {"smollm2-135m-fast": "assets/presets/smollm2-135m-fast.yaml"}
+"""Preset files that come with d3d, by the names that stand for them."""
 
 
 class AnswerRounds(BaseModel):
@@ -85,13 +89,19 @@ class PresetFile(BaseModel):
 
 
 def is_preset_file(source: str) -> bool:
-    """Whether a model's name can only be meant as a preset file."""
-    return Path(source).suffix.lower() in SUFFIXES
+    """Whether a model's name can only be meant as a preset file, one that comes with d3d among them."""
+    return source in SHIPPED or Path(source).suffix.lower() in SUFFIXES
+
+
+def preset_path(source: str | Path) -> Path:
+    """Where the file lies."""
+    shipped = SHIPPED.get(str(source))
+    return Path(source).expanduser() if shipped is None else Path(str(resources.files("d3d").joinpath(shipped)))
 
 
 def read_preset(path: str | Path) -> PresetFile:
     """With paths of target and drafter as they are to be opened from here. Raises InvalidCheckpoint that says what is wrong."""
-    file = Path(path).expanduser()
+    file = preset_path(path)
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         found = PresetFile.model_validate(content)

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from d3d.core.errors import InvalidCheckpoint
+from d3d.models.preset_file import SHIPPED
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,4 @@ def find_preset(name: str) -> Preset:
     try:
         return PRESETS[name]
     except KeyError:
-        raise InvalidCheckpoint(f"no preset is named {name!r}; there are: {', '.join(sorted(PRESETS))}") from None
+        raise InvalidCheckpoint(f"no preset is named {name!r}; there are: {', '.join(sorted({*PRESETS, *SHIPPED}))}") from None
