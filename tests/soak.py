@@ -1,6 +1,6 @@
 """Thousands of rounds of async mode with faults injected, on tiny models: every answer must be the target's own.
 
-usage: python tests/soak.py [--rounds 20000] [--state FILE]      (or: make soak ARGS="--rounds 50000")
+usage: python tests/soak.py [--rounds 20000] [--placements thread] [--state FILE]      (or: make soak ARGS="--rounds 50000")
 
 Prints one JSON object: rounds, faults by kind, fallbacks by cause, memory at start and end, seconds, and what should not have been; the
 exit status is 1 where there was any. Ctrl-C ends it with the figures so far; with --state it goes on there the next time.
@@ -36,6 +36,7 @@ ORPHANED_S = 5.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20_000)
+    parser.add_argument("--placements", nargs="+", choices=["thread", "processes"], default=["thread", "processes"])
     parser.add_argument("--state", type=Path, help="where the figures so far are kept, to go on from")
     parser.add_argument("--parents-killed", type=int, default=3, help="how many programs to kill in the end")
     options = parser.parse_args()
@@ -56,7 +57,7 @@ def main() -> int:
 
     interrupted = False
     try:
-        soak(options.rounds, tally, number, after_each)
+        soak(options.rounds, options.placements, tally, number, after_each)
         memory.append(_memory(tally))
         orphaned = [round(seconds_until_gone(), 2) for _ in range(options.parents_killed)]
     except KeyboardInterrupt:

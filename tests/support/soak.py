@@ -307,13 +307,16 @@ def _kill(worker: Worker) -> None:
         worker.kill()
 
 
-def soak(rounds: int, tally: Tally, first: int, after_each: Callable[[int], None]) -> None:
-    """Scenarios from number `first` on, until the tally has so many rounds. `after_each` is told the number of the next."""
+def soak(rounds: int, placements: list[str], tally: Tally, first: int, after_each: Callable[[int], None]) -> None:
+    """Scenarios with these placements, from number `first` on, until the tally has so many rounds. `after_each` is told the number of the
+    next."""
     for number in itertools.count(first):
         if tally.all_rounds >= rounds:
             return
-        play(scenario(number), tally)
-        after_each(number + 1)
+        one = scenario(number)
+        if one.placement in placements:
+            play(one, tally)
+            after_each(number + 1)
 
 
 def first_with(fault: str) -> Scenario:
