@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantize", help="int8")
     parser.add_argument("--draft-lengths", type=int, nargs="*", default=[2, 3, 4, 6, 8], help="of serial mode")
     parser.add_argument(
         "--draft-confidences", type=float, nargs="*", default=[], help="of serial mode, at the longest of the draft lengths"
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device)
+    model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device, quantize=options.quantize)
     prompts = [prompt.token_ids for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]]
     sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     ways: dict[str, dict[str, Any]] = {"plain": {"mode": "plain"}}

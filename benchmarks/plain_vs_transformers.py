@@ -27,11 +27,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
+    parser.add_argument("--quantize", help="int8: here only; transformers keeps its dtype's weights")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
 
-    model = d3d.load(options.target, dtype=options.dtype, plain=True)
+    model = d3d.load(options.target, dtype=options.dtype, plain=True, quantize=options.quantize)
     reference = AutoModelForCausalLM.from_pretrained(model.target.path, dtype=DTYPES[options.dtype]).eval()
     reference.to(model.target.transformer.device)
     prompt = model.encode(PROMPT)

@@ -86,6 +86,16 @@ class Model:
         return str(self.target.dtype).removeprefix("torch.")
 
     @property
+    def quantize(self) -> str | None:
+        """What the linear weights are rounded to; None: they are the checkpoint's, in this dtype."""
+        return self.target.quantize if isinstance(self.target, OpenModel) else None
+
+    @property
+    def precision(self) -> str:
+        """What is computed in, and with which weights, for a reader."""
+        return self.dtype_name + (f" with {self.quantize} weights" if self.quantize else "")
+
+    @property
     def device_name(self) -> str:
         return str(self.target.device)
 
@@ -189,7 +199,7 @@ class Model:
         options = self.options(mode, ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence))
         request = self._request(prompt, sampling, raw=raw, thinking=thinking)
         chosen = self.decoding(mode, options)
-        return self._run(request, chosen, _settings(mode, chosen, options, request, thinking))
+        return self._run(request, chosen, self._settings(mode, chosen, options, request, thinking))
 
     def generate_many(self, prompts: Sequence[Prompt], **options: Any) -> list[GenerationResult]:
         """All answers, in the order of the prompts; options as for `stream_many`."""
@@ -219,7 +229,7 @@ class Model:
         of_mode = self.options(mode, asked)
         requests = each_request(partial(self._request, raw=raw, thinking=thinking), prompts, shared, per_prompt)
         chosen = self.decoding(mode, of_mode)
-        return answer_together(chosen, requests, [_settings(mode, chosen, of_mode, one, thinking) for one in requests], max_batch)
+        return answer_together(chosen, requests, [self._settings(mode, chosen, of_mode, one, thinking) for one in requests], max_batch)
 
     def _request(self, prompt: Prompt, sampling: dict[str, Any], *, raw: bool, thinking: bool | None) -> Request:
         params = sampling_params(sampling)
@@ -231,6 +241,12 @@ class Model:
             tokenizer=self.tokenizer,
             device=self.target.device,
         )
+
+    def _settings(self, mode: str, chosen: Decoding, options: ModeOptions, request: Request, thinking: bool | None) -> Settings:
+        """What the request's result says of what was asked for."""
+        seed = None if request.sequence.params.greedy else request.sequence.seed
+        report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
+        return Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, self.quantize, report)
 
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
         """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""
@@ -255,13 +271,6 @@ class Model:
         recorder = Recorder(request.sequence.prompt_length, settings)
         for event in decode(chosen.target, chosen.drafter, [request], chosen.draft_length):
             yield recorder.add(event)
-
-
-def _settings(mode: str, chosen: Decoding, options: ModeOptions, request: Request, thinking: bool | None) -> Settings:
-    """What the request's result says of what was asked for."""
-    seed = None if request.sequence.params.greedy else request.sequence.seed
-    report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
-    return Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, report)
 
 
 def check_prompt(prompt: str, *, raw: bool = False) -> None:
@@ -296,12 +305,14 @@ def load(
     dtype: str = "auto",
     plain: bool = False,
     engine: str = "native",
+    quantize: str | None = None,
 ) -> Model:
     """Load a target and its drafter.
 
     target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a preset brings its own. plain: load no
     drafter. device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16. engine: what runs the target, d3d's own decoder (native),
     or transformers for any causal language model that can be rewound: slower, and in modes plain and serial only.
+    quantize: "int8" rounds the linear weights of both; the target then is another model, to which every mode is faithful.
     Raises InvalidCheckpoint or InvalidRequest.
 
     A preset file says besides how to decode where a request does not, in which dtype where `dtype` is auto, and with how many threads,
@@ -326,20 +337,22 @@ def load(
     has_own = drafter is None and (choices is None or choices.drafter is None)
     preset = PRESETS.get(target) if has_own else None
     if engine == "transformers":
-        return replace(_load_transformers(target, path, preset, device=device, dtype=dtype), choices=choices)
-    model = open_model(target, device=device, dtype=dtype)
+        return replace(_load_transformers(target, path, preset, device=device, dtype=dtype, quantize=quantize), choices=choices)
+    model = open_model(target, device=device, dtype=dtype, quantize=quantize)
     native = NativeEngine(model.transformer)
     if path is None:
-        pack_weights(model.transformer)
+        pack_weights(model.transformer, quantize=quantize)
         return Model(model, native, None, choices=choices)
     (drafter_model,) = ready_drafters(model, [path])
     return Model(model, native, BlockDrafter(drafter_model, native.vocab_size), preset, path, choices)
 
 
-def _load_transformers(target: str, drafter: Path | None, preset: Preset | None, *, device: str, dtype: str) -> Model:
+def _load_transformers(target: str, drafter: Path | None, preset: Preset | None, *, device: str, dtype: str, quantize: str | None) -> Model:
     """The target as `transformers` runs it; a drafter runs in d3d's own decoder, with weights and a cache of its own."""
     from d3d.engines.transformers import TransformersEngine, open_transformers
 
+    if quantize is not None:
+        raise InvalidRequest("quantize: only d3d's own engine rounds weights; leave it out, or use the engine native")
     model = open_transformers(target, device=device, dtype=dtype)
     engine = TransformersEngine(model)
     if drafter is None:

@@ -202,6 +202,23 @@ def test_doctor_advises_by_the_available_memory(available: int, advice: str, tin
     assert report.advice.startswith(advice), (report, available)
 
 
+@pytest.mark.parametrize(
+    ("available", "advice"),
+    [
+        (230_000, "it fits: --device cpu --dtype bfloat16"),
+        (200_000, "it fits: --device cpu --dtype bfloat16 --quantize int8"),
+        (1000, "it does not fit any device here"),
+    ],
+)
+def test_doctor_advises_rounded_weights_where_nothing_else_fits(available: int, advice: str, tiny_gguf: str) -> None:
+    device = Device("cpu", "test", available, available, ("float32", "bfloat16"), ("int8",))
+    report = system_report.target_report(tiny_gguf, 128, [device])
+    assert report.advice.startswith(advice), (report, available)
+    assert ("--quantize" in report.advice) == ("--quantize" in advice)
+    sizes = {(fit.dtype, fit.quantize): fit.needed_bytes for fit in report.fits}
+    assert sizes["bfloat16", "int8"] < sizes["bfloat16", None] < sizes["float32", None]
+
+
 def test_doctor_does_not_download_a_preset(cache: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--target", "smollm2-135m"])
     assert isinstance(result.exception, D3DError)

@@ -175,6 +175,7 @@ class Benchmark:
             "engine": self._model.engine_name,
             "target_fingerprint": target.fingerprint,
             "dtype": self._model.dtype_name,
+            "quantize": self._model.quantize,
             "device": self._model.device_name,
             "temperature": sampling.temperature,
             "seed": sampling.seed,

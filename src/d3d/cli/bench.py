@@ -9,7 +9,7 @@ import typer
 
 from d3d.cli.bench_identity import identity
 from d3d.cli.bench_parts import RESULTS, DirectoryOption, directory_of, measure
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, EngineOption, ThinkingOption
+from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, EngineOption, QuantizeOption, ThinkingOption
 
 bench = typer.Typer(help="Measure methods over sets of prompts, report it, compare runs.", no_args_is_help=True, add_completion=False)
 
@@ -64,6 +64,7 @@ def run(
     engine: EngineOption = "native",
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
+    quantize: QuantizeOption = None,
     results: DirectoryOption = RESULTS,
 ) -> None:
     """Every method answers every prompt, one prompt after the other; rows go to RESULTS/NAME/results.jsonl as they are measured."""
@@ -93,7 +94,7 @@ def run(
         thinking,
         run_code,
     )
-    model = d3d.load(target, drafter, device=device, dtype=dtype, engine=engine)
+    model = d3d.load(target, drafter, device=device, dtype=dtype, quantize=quantize, engine=engine)
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
     options = MethodOptions(draft_model, server_url, server_model, os.environ.get("D3D_SERVER_KEY"), gguf, device, dtype, assistant)

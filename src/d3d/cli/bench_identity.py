@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from d3d.cli.bench_parts import RESULTS, DirectoryOption
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption
+from d3d.cli.options import DEFAULT_MODEL, DeviceOption, QuantizeOption
 
 RECORD_FILE = "identity.json"
 EXIT_MISTAKE = 1
@@ -34,6 +34,7 @@ def identity(
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)] = 0,
     device: DeviceOption = "auto",
+    quantize: QuantizeOption = None,
     results: DirectoryOption = RESULTS,
 ) -> None:
     """Compare every mode's answers with plain decoding's, token by token, in float32.
@@ -65,7 +66,7 @@ def identity(
     read = {one.name: one for one in (read_set(spec, data, limit=prompts or None, seed=seed) for spec in specs)}
     sampling = Sampling(temperature, seed)
     plan = Plan(directory, tuple(read.values()), (max_tokens,), draft_lengths=tuple(draft_length or ()), sampling=sampling)
-    model = d3d.load(target, drafter, device=device, dtype="float32")
+    model = d3d.load(target, drafter, device=device, dtype="float32", quantize=quantize)
     measure(plan, model, wanted, MethodOptions(device=device, dtype="float32"))
     run = load_run(directory)
     record = identity_record(run)

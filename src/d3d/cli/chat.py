@@ -38,6 +38,7 @@ def chat(
     thinking: o.ThinkingOption = None,
     engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
+    quantize: o.QuantizeOption = None,
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
     dry_run: o.DryRunOption = False,
@@ -52,7 +53,7 @@ def chat(
 
     log = o.traffic_log(record, with_text=record_text)
     options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence)
-    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine)
+    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine, quantize)
     if dry_run:
         o.show_dry_run(choice, options, max_tokens, as_json=False)
         return
@@ -86,7 +87,7 @@ def chat(
             continue
         o.record_request(log, loaded, Asked(messages, options, sampling), result)
         messages.append({"role": "assistant", "content": result.text})
-        note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
+        note(summary(result, loaded.precision, has_drafter=mode == "plain" or loaded.drafter is not None))
         o.note_speculation(result)
 
 

@@ -23,6 +23,7 @@ def demo(
     max_tokens: o.MaxTokensOption = 160,
     draft_length: o.DraftLengthOption = None,
     device: o.DeviceOption = "auto",
+    quantize: o.QuantizeOption = None,
     dtype: o.DTypeOption = "float32",
 ) -> None:
     """Answer three questions plainly and with the drafter (in serial mode, or a preset file's), and compare ids and times."""
@@ -33,7 +34,7 @@ def demo(
     from d3d.core.types import SamplingParams
 
     o.sampling_options({"max_tokens": max_tokens})
-    loaded = o.ModelChoice(model, None, None, None, device, dtype).load()
+    loaded = o.ModelChoice(model, None, None, None, device, dtype, quantize=quantize).load()
     if loaded.default_mode == "plain":
         raise InvalidRequest("the demo compares plain decoding with drafting, and this preset decodes plainly; take --model smollm2-135m")
     plain, drafted = {"mode": "plain"}, {"mode": loaded.default_mode, "draft_length": draft_length}
@@ -59,7 +60,7 @@ def demo(
             )
         )
     typer.echo()
-    print_table(pairs, loaded.default_mode, f"{loaded.target.source}, {loaded.dtype_name} on {loaded.device_name}, greedy")
+    print_table(pairs, loaded.default_mode, f"{loaded.target.source}, {loaded.precision} on {loaded.device_name}, greedy")
     for warning in sorted({warning for pair in pairs if pair.drafted.speculation for warning in pair.drafted.speculation.warnings}):
         note(f"warning: {warning}", "yellow")
     typer.echo(f"token-identical: {(answer := summarise(verdicts))}")

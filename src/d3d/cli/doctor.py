@@ -44,8 +44,9 @@ def doctor(
 def _lines(facts: dict[str, Any]) -> list[str]:
     lines = ["versions   " + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())]
     for device in facts["devices"]:
+        rounded = "".join(f"; --quantize {name}" for name in device["quantize"])
         memory = f"{_gb(device['available_bytes'])} of {_gb(device['total_bytes'])} available"
-        lines.append(f"device     {device['name']}: {device['description']}; {memory}; {', '.join(device['dtypes'])}")
+        lines.append(f"device     {device['name']}: {device['description']}; {memory}; {', '.join(device['dtypes'])}" + rounded)
     lines.append(f"threads    {facts['threads']}")
     items = facts["cache"]["items"]
     lines.append(f"cache      {facts['cache']['path']}: " + (_gb(sum(item["num_bytes"] for item in items)) if items else "empty"))
@@ -56,7 +57,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 def _target_lines(report: TargetReport) -> list[str]:
     lines = [f"target     {report.source}: {report.num_parameters / 1e6:.0f} million parameters, {report.context} tokens of context"]
     lines += [
-        f"           {fit.device} {fit.dtype}: {_gb(fit.needed_bytes)}, {'fits' if fit.fits else 'does not fit'}" for fit in report.fits
+        f"           {fit.device} {fit.precision}: {_gb(fit.needed_bytes)}, {'fits' if fit.fits else 'does not fit'}" for fit in report.fits
     ]
     return [*lines, f"advice     {report.advice}"]
 

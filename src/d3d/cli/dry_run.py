@@ -18,6 +18,7 @@ from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.drafting.fused import check_fused_config
 from d3d.models.checkpoint import CheckpointConfig, read_config
 from d3d.models.footprint import footprint, is_here, model_config
+from d3d.models.int8 import check_quantize
 from d3d.models.loading import WEIGHTS_FILE, resolve_drafter
 from d3d.models.open_model import pick_device, pick_dtype
 from d3d.models.presets import PRESETS, Preset
@@ -67,6 +68,7 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
         name, drafter = choices.target, drafter or choices.drafter
     device = pick_device(choice.device)
     dtype = pick_dtype(choices.dtype if choices is not None and choice.dtype == "auto" else choice.dtype, device)
+    check_quantize(choice.quantize, device)
     preset = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None
     drafting = None if choice.mode == "plain" else _drafting(drafter, preset, 0 if config is None else config.num_hidden_layers)
@@ -74,20 +76,27 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
     plan = _Plan(filled_in(choices, mode, options), drafting, device, preset, choice.engine)
     cores = available_cores()
     return {
-        "target": {"source": name, "engine": choice.engine, "device": str(device), "dtype": str(dtype).removeprefix("torch.")},
+        "target": {
+            "source": name,
+            "engine": choice.engine,
+            "device": str(device),
+            "dtype": str(dtype).removeprefix("torch."),
+            "quantize": choice.quantize,
+        },
         "drafter": None if drafting is None else _about(drafting),
         "mode": mode,
         **(plan.auto() if mode == "auto" else plan.of(mode)),
         "cores": cores,
         "threads": torch.get_num_threads() if choices is None or choices.threads is None else choices.threads,
-        "memory": _memory(name, drafting, dtype.itemsize, max_tokens) if config is not None else None,
+        "memory": _memory(name, drafting, dtype.itemsize, max_tokens, choice.quantize) if config is not None else None,
     }
 
 
 def lines(plan: dict[str, Any]) -> Iterator[str]:
     """The same for people."""
     target, drafter, memory = plan["target"], plan["drafter"], plan["memory"]
-    yield f"target     {target['source']}: {target['dtype']} on {target['device']}, engine {target['engine']}"
+    precision = target["dtype"] + (f" with {target['quantize']} weights" if target["quantize"] else "")
+    yield f"target     {target['source']}: {precision} on {target['device']}, engine {target['engine']}"
     if drafter is None:
         yield "drafter    none"
     else:
@@ -199,14 +208,14 @@ def _about(drafting: Drafting) -> dict[str, Any]:
     }
 
 
-def _memory(name: str, drafting: Drafting | None, bytes_per_number: int, max_tokens: int) -> dict[str, Any] | None:
+def _memory(name: str, drafting: Drafting | None, bytes_per_number: int, max_tokens: int, quantize: str | None) -> dict[str, Any] | None:
     """Of this process, without what a draft process would load again, and without activations."""
     try:
         size = footprint(name)
     except D3DError:
         return None
     fields = {
-        "target_bytes": size.num_parameters * bytes_per_number,
+        "target_bytes": size.num_bytes(0, bytes_per_number, quantize),
         "drafter_bytes": 0 if drafting is None else drafting.num_parameters() * bytes_per_number,
         "cache_bytes_per_token": size.kv_per_token * bytes_per_number,
         "answer_cache_bytes": size.kv_per_token * bytes_per_number * min(max_tokens, size.max_length),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption
+from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, QuantizeOption
 
 if TYPE_CHECKING:
     from d3d.drafting.packed_pass import GuessFrom
@@ -37,6 +37,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Most answers to replay.", min=1)] = None,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
+    quantize: QuantizeOption = None,
 ) -> None:
     """Replay rounds against recorded answers, greedy or sampled; prints one JSON object."""
     from d3d.cli.console import meter, note
@@ -58,9 +59,9 @@ def evaluate(
     read_config(directory)
     guess = _guess_from(mode, guess_from)
     target = target or (drafter if is_preset_file(drafter) else DEFAULT_MODEL)
-    base = open_model(target, device=device, dtype=dtype)
+    base = open_model(target, device=device, dtype=dtype, quantize=quantize)
     model = load_drafter(directory, base)
-    pack_weights(base.transformer, model)
+    pack_weights(base.transformer, model, quantize=quantize)
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(f"{corpus}: no answer of two tokens or more, so nothing can be measured")

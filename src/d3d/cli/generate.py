@@ -44,6 +44,7 @@ def generate(
     thinking: o.ThinkingOption = None,
     engine: o.EngineOption = "native",
     device: o.DeviceOption = "auto",
+    quantize: o.QuantizeOption = None,
     dtype: o.DTypeOption = "auto",
     color: o.ColorOption = False,
     dry_run: o.DryRunOption = False,
@@ -62,7 +63,7 @@ def generate(
     o.check_trace(trace)
     log = o.traffic_log(record, with_text=record_text)
     text = o.read_prompt(prompt, raw=raw)
-    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine)
+    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine, quantize)
     options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence)
     if dry_run:
         o.show_dry_run(choice, options, max_tokens, as_json=as_json)
@@ -72,12 +73,12 @@ def generate(
     if warning := o.thinking_warning(loaded.target, thinking):
         note(warning, "yellow")
     result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
-    note(summary(result, loaded.dtype_name, has_drafter=mode == "plain" or loaded.drafter is not None))
+    note(summary(result, loaded.precision, has_drafter=mode == "plain" or loaded.drafter is not None))
     if color:
         typer.echo(LEGEND, err=True)
     o.note_speculation(result)
     o.record_request(log, loaded, Asked(text, options, sampling, raw), result)
     if trace is not None:
-        o.write_trace(trace, result, loaded.dtype_name)
+        o.write_trace(trace, result, loaded.precision)
     if as_json:
         typer.echo(json.dumps(result.to_dict()))

@@ -31,6 +31,9 @@ EngineOption = Annotated[
     str, typer.Option(help="What runs the target: native, or transformers for any causal language model (slower; plain and serial only).")
 ]
 DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+QuantizeOption = Annotated[
+    str | None, typer.Option(help="int8: eight-bit weights of target and drafter, on a CPU with VNNI. The target then is another model.")
+]
 DraftLengthOption = Annotated[
     int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial and async mode, 6 in fused.")
 ]
@@ -87,17 +90,26 @@ class ModelChoice:
     device: str
     dtype: str
     engine: str = "native"
+    quantize: str | None = None
 
     def load(self) -> Model:
         """Raises InvalidRequest as `check`."""
         from d3d.api import load
 
         name = self.check()
-        return load(name, self.drafter, device=self.device, dtype=self.dtype, plain=self.mode == "plain", engine=self.engine)
+        return load(
+            name,
+            self.drafter,
+            device=self.device,
+            dtype=self.dtype,
+            plain=self.mode == "plain",
+            engine=self.engine,
+            quantize=self.quantize,
+        )
 
     def check(self) -> str:
         """The target's name. Raises InvalidRequest for options that contradict each other, before anything is fetched or read."""
-        from d3d.api import ENGINES, MODES
+        from d3d.api import MODES
         from d3d.core.errors import InvalidRequest
         from d3d.models.preset_file import is_preset_file
         from d3d.models.presets import PRESETS, find_preset
@@ -107,10 +119,7 @@ class ModelChoice:
                 raise InvalidRequest(f"{option} is empty; name something, or leave it out")
         if self.mode is not None and self.mode not in MODES:
             raise InvalidRequest(f"mode: {self.mode!r} is not one of {', '.join(MODES)}")
-        if self.engine not in ENGINES:
-            raise InvalidRequest(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
-        if self.engine != "native" and self.mode in ("fused", "async"):
-            raise InvalidRequest(f"--mode {self.mode} needs d3d's own engine; leave --engine out, or use --mode plain or serial")
+        self._check_engine()
         if self.model is not None and self.target is not None:
             raise InvalidRequest("--model and --target both name a target; give one of them")
         if self.mode == "plain" and self.drafter is not None:
@@ -121,6 +130,17 @@ class ModelChoice:
         elif self.mode in ("serial", "fused", "async") and self.drafter is None and name not in PRESETS and not is_preset_file(name):
             raise InvalidRequest(f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain")
         return name
+
+    def _check_engine(self) -> None:
+        from d3d.api import ENGINES
+        from d3d.core.errors import InvalidRequest
+
+        if self.engine not in ENGINES:
+            raise InvalidRequest(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.engine != "native" and self.mode in ("fused", "async"):
+            raise InvalidRequest(f"--mode {self.mode} needs d3d's own engine; leave --engine out, or use --mode plain or serial")
+        if self.engine != "native" and self.quantize is not None:
+            raise InvalidRequest("--quantize needs d3d's own engine; leave --engine out, or --quantize")
 
 
 def note_speculation(result: GenerationResult) -> None:

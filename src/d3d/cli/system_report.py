@@ -12,6 +12,7 @@ import torch
 
 from d3d.models.cache import cache_root
 from d3d.models.footprint import Footprint, footprint
+from d3d.models.int8 import quantizations
 
 PACKAGES = {"d3d": "d3d-decoding", "torch": "torch", "transformers": "transformers"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -27,6 +28,8 @@ class Device(NamedTuple):
     total_bytes: int
     available_bytes: int
     dtypes: tuple[str, ...]
+    quantize: tuple[str, ...] = ()
+    """What weights can be rounded to there."""
 
 
 class CachedItem(NamedTuple):
@@ -41,9 +44,19 @@ class Fit(NamedTuple):
 
     device: str
     dtype: str
+    quantize: str | None
     needed_bytes: int
     fits: bool
     longest_context: int
+
+    @property
+    def precision(self) -> str:
+        return self.dtype + (f" with {self.quantize} weights" if self.quantize else "")
+
+    @property
+    def options(self) -> str:
+        """Of the command line."""
+        return f"--device {self.device} --dtype {self.dtype}" + (f" --quantize {self.quantize}" if self.quantize else "")
 
 
 class TargetReport(NamedTuple):
@@ -63,7 +76,8 @@ def versions() -> dict[str, str]:
 def devices() -> list[Device]:
     memory = psutil.virtual_memory()
     capability = torch.backends.cpu.get_cpu_capability()
-    found = [Device("cpu", f"{platform.machine()}, {capability}", memory.total, memory.available, tuple(DTYPE_BYTES))]
+    rounded = quantizations(torch.device("cpu"))
+    found = [Device("cpu", f"{platform.machine()}, {capability}", memory.total, memory.available, tuple(DTYPE_BYTES), rounded)]
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         with torch.cuda.device(index):
@@ -88,25 +102,27 @@ def target_report(source: str, context: int | None, on: list[Device]) -> TargetR
     """Whether the target fits each device. Raises InvalidCheckpoint for an unknown target."""
     size = footprint(source)
     context = min(context or size.max_length, size.max_length)
-    fits = [_fit(size, context, device, dtype) for device in on for dtype in device.dtypes]
+    fits = [
+        _fit(size, context, device, dtype, quantize) for device in on for quantize in (None, *device.quantize) for dtype in device.dtypes
+    ]
     return TargetReport(source, size.num_parameters, context, fits, _advice(fits, context))
 
 
-def _fit(size: Footprint, context: int, device: Device, dtype: str) -> Fit:
+def _fit(size: Footprint, context: int, device: Device, dtype: str, quantize: str | None) -> Fit:
     usable = int(device.available_bytes * USABLE_SHARE)
-    needed = size.num_bytes(context, DTYPE_BYTES[dtype])
-    return Fit(device.name, dtype, needed, needed <= usable, size.longest_context(usable, DTYPE_BYTES[dtype]))
+    needed = size.num_bytes(context, DTYPE_BYTES[dtype], quantize)
+    longest = size.longest_context(usable, DTYPE_BYTES[dtype], quantize)
+    return Fit(device.name, dtype, quantize, needed, needed <= usable, longest)
 
 
 def _advice(fits: list[Fit], context: int) -> str:
-    whole = [fit for fit in fits if fit.fits]
+    whole = [fit for fit in fits if fit.fits and fit.quantize is None]
     if whole:
         device = whole[-1].device
         return f"it fits: --device {device} --dtype {' or '.join(fit.dtype for fit in whole if fit.device == device)}"
+    if rounded := [fit for fit in fits if fit.fits]:
+        return f"it fits: {rounded[-1].options}"
     roomiest = max(fits, key=lambda fit: fit.longest_context)
     if roomiest.longest_context > 0:
-        return (
-            f"it fits with at most {roomiest.longest_context} of {context} tokens of context: "
-            f"--device {roomiest.device} --dtype {roomiest.dtype}"
-        )
+        return f"it fits with at most {roomiest.longest_context} of {context} tokens of context: {roomiest.options}"
     return "it does not fit any device here, not even with an empty context: take a smaller target, or free memory"

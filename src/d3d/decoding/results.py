@@ -94,6 +94,8 @@ class GenerationResult:
     """What repeats a sampled answer; None for a greedy one."""
     thinking: bool | None = None
     """What the chat template was told as `enable_thinking`; None where it was told nothing."""
+    quantize: str | None = None
+    """What the weights were rounded to; None: nothing."""
     rounds: tuple[RoundStats, ...] = ()
     """What happened when, round by round; `d3d.decoding.timeline` draws figures and a trace from it."""
 
@@ -101,7 +103,7 @@ class GenerationResult:
         """What `d3d generate --json` prints, as plain JSON values.
 
         Always text, token_ids, finish_reason, usage, timing and speculation; besides, where there is something to say, logprobs
-        (where asked for), seed (of a sampled answer), thinking (where set) and warnings.
+        (where asked for), seed (of a sampled answer), thinking (where set), quantize (of rounded weights) and warnings.
         """
         fields: dict[str, Any] = {
             "text": self.text,
@@ -115,7 +117,8 @@ class GenerationResult:
             fields["logprobs"] = [
                 {"token_id": p.token_id, "logprob": p.logprob, "top": [list(pair) for pair in p.top]} for p in self.logprobs
             ]
-        fields |= {name: value for name, value in (("seed", self.seed), ("thinking", self.thinking)) if value is not None}
+        said = (("seed", self.seed), ("thinking", self.thinking), ("quantize", self.quantize))
+        fields |= {name: value for name, value in said if value is not None}
         if self.speculation is not None and self.speculation.warnings:
             fields["warnings"] = list(self.speculation.warnings)
         return fields
@@ -141,6 +144,7 @@ class Settings:
     num_denoise_steps: int = 1
     seed: int | None = None
     thinking: bool | None = None
+    quantize: str | None = None
     choice: Callable[[], Choice] | None = None
     """Asked at the end what auto mode has chosen."""
 
@@ -191,6 +195,7 @@ class Recorder:
             logprobs=tuple(self._logprobs),
             seed=self.settings.seed,
             thinking=self.settings.thinking,
+            quantize=self.settings.quantize,
             rounds=tuple(self._rounds),
         )
 

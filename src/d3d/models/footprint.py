@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from d3d.core.errors import InvalidCheckpoint
@@ -23,18 +24,28 @@ class Footprint:
     """Counts of numbers; times the bytes of a dtype they are memory."""
 
     num_parameters: int
+    num_linear: int
+    """Of linear layers, the head among them, even where it is the embedding: what `quantize` rounds."""
+    num_other: int
+    """Of what stays as it is then: embedding, norms, biases."""
     kv_per_token: int
     """Cached keys and values of one token of one sequence, all layers."""
     max_length: int
     """Longest sequence in tokens."""
 
-    def num_bytes(self, context: int, bytes_per_number: int) -> int:
+    def num_bytes(self, context: int, bytes_per_number: int, quantize: str | None = None) -> int:
         """Weights and the cache of one sequence of `context` tokens."""
-        return (self.num_parameters + self.kv_per_token * context) * bytes_per_number
+        return self._weight_bytes(bytes_per_number, quantize) + self.kv_per_token * context * bytes_per_number
 
-    def longest_context(self, num_bytes: int, bytes_per_number: int) -> int:
+    def longest_context(self, num_bytes: int, bytes_per_number: int, quantize: str | None = None) -> int:
         """Most tokens of one sequence that fit beside the weights; 0 where not even the weights fit."""
-        return max(0, min(self.max_length, (num_bytes // bytes_per_number - self.num_parameters) // self.kv_per_token))
+        left = num_bytes - self._weight_bytes(bytes_per_number, quantize)
+        return max(0, min(self.max_length, left // (self.kv_per_token * bytes_per_number)))
+
+    def _weight_bytes(self, bytes_per_number: int, quantize: str | None) -> int:
+        if quantize == "int8":
+            return self.num_linear + self.num_other * bytes_per_number
+        return self.num_parameters * bytes_per_number
 
 
 def footprint(source: str) -> Footprint:
@@ -47,8 +58,13 @@ def footprint(source: str) -> Footprint:
         with torch.device("meta"), quiet_transformers():
             model = AutoModelForCausalLM.from_config(config)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        linear = {id(module.weight): module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)}
+        table = model.get_input_embeddings().weight
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
         return Footprint(
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            num_parameters=num_parameters,
+            num_linear=sum(linear.values()),
+            num_other=num_parameters - sum(linear.values()) + linear.get(id(table), 0),
             kv_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
             max_length=config.max_position_embeddings,
         )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from d3d.models.int8 import Int8Weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in_features], weight [out_features, in_features] as it is or packed, bias [out_features] -> [..., out_features]."""
     if weight.is_mkldnn and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         raise RuntimeError("packed weights can't be trained: pack_weights is for inference, and needs torch.no_grad or inference_mode")
+    if isinstance(weight, Int8Weight):
+        return weight.product(x, bias)
     if weight.is_mkldnn or _onednn_serves(x, weight):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return y
@@ -78,26 +84,38 @@ def merge_deltas(model: nn.Module) -> None:
         if isinstance(module, Linear) and module.down is not None and module.up is not None:
             weight = module.weight.to_dense() if module.weight.is_mkldnn else module.weight
             merged = weight.float() + module.up.detach().float() @ module.down.detach().float()
-            module.merged = nn.Parameter(merged.to(module.weight.dtype), requires_grad=False)
+            module.merged = nn.Parameter(merged.to(weight.dtype), requires_grad=False)
 
 
-def pack_weights(*models: nn.Module) -> None:
+def pack_weights(*models: nn.Module, quantize: str | None = None) -> None:
     """Put every linear layer's weight into the blocks that oneDNN's kernels read, in place: half the time of reading it row by row
     (docs/log.md). Layers that share a weight go on sharing it; an embedding that is a head as well stays as it is, beside the blocks.
 
+    quantize: "int8" rounds the weights to eight bits (`Int8Weight`), those of layers, of the head and what `merge_deltas` made; deltas
+    and the previous-token head, which are small, stay what they are. `check_quantize` tells where that works.
     For inference only: `linear` alone can read the blocks, and they have no derivative. Where there is no such kernel nothing happens.
     """
-    users: dict[int, list[tuple[nn.Module, str]]] = {}
-    for model in models:
-        for module in model.modules():
-            for name in getattr(module, "matrices", ()):
-                if _can_be_packed(getattr(module, name)):
-                    users.setdefault(id(getattr(module, name)), []).append((module, name))
-    for places in users.values():
-        weight = getattr(*places[0])
-        packed = nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS), weight.requires_grad)
-        for module, name in places:
-            setattr(module, name, packed)
+    if quantize is not None:
+        layers = [module for model in models for module in model.modules() if isinstance(module, Linear)]
+        _replace([(layer, name) for layer in layers for name in ("weight", "merged")], Int8Weight.of)
+    places = [(module, name) for model in models for module in model.modules() for name in getattr(module, "matrices", ())]
+    _replace([place for place in places if _can_be_packed(getattr(*place))], _in_blocks)
+
+
+def _replace(places: list[tuple[nn.Module, str]], make: Callable[[Tensor], nn.Parameter]) -> None:
+    """Replace the weights at these places, where there are any, each once however many places share it."""
+    made: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the old one, so that its id is not given to another
+    for module, name in places:
+        weight = getattr(module, name)
+        if weight is None or isinstance(weight, Int8Weight):
+            continue
+        if id(weight) not in made:
+            made[id(weight)] = weight, make(weight)
+        setattr(module, name, made[id(weight)][1])
+
+
+def _in_blocks(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS), weight.requires_grad)
 
 
 def _can_be_packed(weight: Tensor | None) -> bool:

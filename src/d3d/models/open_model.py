@@ -11,6 +11,7 @@ import torch
 from d3d.core.errors import InvalidRequest
 from d3d.models.config import DecoderConfig, decoder_config
 from d3d.models.fingerprint import weights_fingerprint
+from d3d.models.int8 import check_quantize
 from d3d.models.loading import eos_token_ids, load_config, load_tokenizer, read_tensors, resolve_model
 from d3d.models.transformer import Transformer
 
@@ -67,6 +68,8 @@ class OpenModel:
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: frozenset[int]
     fingerprint: str
+    quantize: str | None = None
+    """What its linear weights are to be rounded to once they are packed (`pack_weights`); None: nothing."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,10 +120,12 @@ def _has_bfloat16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> OpenModel:
-    """Load a model by preset name, directory, GGUF file or hub id. Raises InvalidCheckpoint or InvalidRequest."""
+def open_model(source: str, *, device: str = "auto", dtype: str = "auto", quantize: str | None = None) -> OpenModel:
+    """Load a model by preset name, directory, GGUF file or hub id. Its weights are as stored whatever `quantize` says; who packs them
+    rounds them. Raises InvalidCheckpoint or InvalidRequest."""
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
+    check_quantize(quantize, where)
     path = resolve_model(source)
     hf_config = load_config(path)
     config = decoder_config(hf_config)
@@ -129,4 +134,4 @@ def open_model(source: str, *, device: str = "auto", dtype: str = "auto") -> Ope
     transformer = Transformer(config, stored, device=where, dtype=kind).eval()
     tokenizer = load_tokenizer(path)
     ends = frozenset(token_id for token_id in eos_token_ids(path, hf_config, tokenizer) if 0 <= token_id < config.vocab_size)
-    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint)
+    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)

@@ -17,5 +17,5 @@ def ready_drafters(target: OpenModel, paths: Sequence[Path]) -> list[DrafterMode
     drafters = [load_drafter(path, target) for path in paths]
     for drafter in drafters:
         drafter.prepare_to_draft()
-    pack_weights(target.transformer, *drafters)
+    pack_weights(target.transformer, *drafters, quantize=target.quantize)
     return drafters

@@ -16,9 +16,8 @@ def identity_sections(run: Run) -> list[Section]:
     """For people."""
     divergences = divergence_table(run.rows)
     fixed = run.provenance["fixed"]
-    text = (
-        f"{fixed['target']}, {fixed['dtype']} on {fixed['device']}, temperature {fixed['temperature']}: answers against plain decoding's."
-    )
+    precision = fixed["dtype"] + (f" with {fixed['quantize']} weights" if fixed.get("quantize") else "")
+    text = f"{fixed['target']}, {precision} on {fixed['device']}, temperature {fixed['temperature']}: answers against plain decoding's."
     return [Section("Identity", (text,), (identity_table(run.groups), *([divergences] if divergences.rows else [])))]
 
 

@@ -36,11 +36,12 @@ class StoredDrafter:
     drafter: Path
     dtype: str
     device: str = "cpu"
+    quantize: str | None = None
 
     def __call__(self) -> Preparer:
-        base = open_model(str(self.target), device=self.device, dtype=self.dtype)
+        base = open_model(str(self.target), device=self.device, dtype=self.dtype, quantize=self.quantize)
         model = load_drafter(self.drafter, base)
-        pack_weights(model)
+        pack_weights(model, quantize=self.quantize)
         return PackedDrafter(model, base.config.vocab_size)
 
 
@@ -64,7 +65,7 @@ def open_coordinator(placement: str, target: OpenModel, drafter: DrafterModel, d
     if drafter_path is None:
         others = "use thread" if placement == "processes" else "use streams"
         raise InvalidRequest(f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it from one, or {others}")
-    stored = StoredDrafter(target.path, drafter_path, str(target.transformer.dtype).removeprefix("torch."))
+    stored = StoredDrafter(target.path, drafter_path, str(target.transformer.dtype).removeprefix("torch."), quantize=target.quantize)
     if placement == "devices":
         other = other_device(device)
         stored = replace(stored, device=str(other))
