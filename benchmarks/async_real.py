@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import os
 import platform
-import signal
 import sys
 from collections import Counter
 from datetime import date
@@ -98,8 +97,8 @@ def _answer(model: d3d.Model, prompt: list[int], how: dict[str, Any], killed: bo
     for number, chunk in enumerate(model.stream(prompt, **how)):
         if killed and number == KILLED_AT:
             for child in multiprocessing.active_children():
-                if child.name == "d3d-draft-worker" and child.pid is not None:
-                    os.kill(child.pid, signal.SIGKILL)
+                if child.name == "d3d-draft-worker":
+                    child.kill()  # signal 9
                     kills += 1
         result = chunk.result
     assert result is not None, "the last chunk carries the result"

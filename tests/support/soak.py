@@ -7,9 +7,7 @@ looks at what must hold whatever happens: waits are bounded, a round without a d
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import signal
 import tempfile
 import threading
 from collections import Counter
@@ -18,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from d3d.core.protocols import TargetEngine
 from d3d.decoding.loop import Event, decode
@@ -259,6 +259,8 @@ class Going:
         worker, fault = coordinator.link.worker, self.one.fault
         if worker is None or coordinator.link.state != "up":
             return
+        if isinstance(worker, ProcessWorker) and not worker.process.is_alive():
+            return  # the link has not noticed yet
         if fault == "killed" or (fault == "restarted" and event.stats is not None and self.chance.random() < 0.1):
             if isinstance(worker, ProcessWorker) and self.kills >= KILLS_OF_PROCESSES:
                 return
@@ -270,7 +272,7 @@ class Going:
         elif fault == "stopped" and isinstance(worker, ProcessWorker) and self.kills < 1 and self.chance.random() < 0.2:
             self.kills += 1
             self.ledger.note("stop")
-            os.kill(worker.process.pid or 0, signal.SIGSTOP)
+            psutil.Process(worker.process.pid).suspend()
 
     # What must hold
 
@@ -301,7 +303,7 @@ class Going:
 
 def _kill(worker: Worker) -> None:
     if isinstance(worker, ProcessWorker):
-        os.kill(worker.process.pid or 0, signal.SIGKILL)
+        worker.process.kill()  # signal 9; nothing where it has ended: its number may be another's by now
         worker.process.join(5.0)
     else:
         worker.kill()
