@@ -25,12 +25,13 @@ import psutil
 import torch
 
 from support.orphans import seconds_until_gone
-from support.soak import Tally, soak
+from support.soak import Tally, play, scenario, soak
 
-WARM_UP = 108
-"""Scenarios after which memory must not grow: every fault has been there some times."""
+REPEATED = [number for number in range(218) if scenario(number).placement == "thread"][::9]
+"""Scenarios that are played over and over in the end: what is kept for every new shape has been kept by then, so memory must be flat."""
+LAPS = 4
 GROWTH_MIB = 24.0
-"""Allowed between then and the end: fragments, and kernels that are kept for shapes that come late."""
+"""Allowed from the first of these laps to the last: fragments."""
 ORPHANED_S = 5.0
 
 
@@ -56,38 +57,42 @@ def main() -> int:
         if options.state is not None:
             _write(options.state, tally, number, time.monotonic() - started)
 
-    interrupted = False
+    interrupted, laps = False, list[dict[str, Any]]()
     try:
         soak(options.rounds, options.placements, tally, number, after_each)
         memory.append(_memory(tally))
+        laps = _laps(tally)
         orphaned = [round(seconds_until_gone(), 2) for _ in range(options.parents_killed)]
     except KeyboardInterrupt:
         interrupted, orphaned = True, []
     tally.faults["parent killed"] += len(orphaned)
-    _look_at(tally, memory, orphaned)
-    report = {"all_rounds": tally.all_rounds, **_plain(tally), "workers_gone_after_s": orphaned, "memory": _milestones(memory)}
+    _look_at(tally, laps, orphaned)
+    report = {"all_rounds": tally.all_rounds, **_plain(tally), "workers_gone_after_s": orphaned, "memory": [memory[0], memory[-1], *laps]}
     report |= {"seconds": round(time.monotonic() - started, 1), "interrupted": interrupted}
     print(json.dumps(report, indent=2))
     return 1 if tally.failures else 0
 
 
-def _look_at(tally: Tally, memory: list[dict[str, Any]], orphaned: list[float]) -> None:
+def _laps(tally: Tally) -> list[dict[str, Any]]:
+    """The memory after each lap of REPEATED."""
+    memory = []
+    for _ in range(LAPS):
+        for number in REPEATED:
+            play(scenario(number), tally)
+        memory.append(_memory(tally))
+        print(f"again: {tally.all_rounds} rounds, {memory[-1]}", file=sys.stderr, flush=True)
+    return memory
+
+
+def _look_at(tally: Tally, laps: list[dict[str, Any]], orphaned: list[float]) -> None:
     """Complain about what grows, and about workers without a parent."""
     tally.failures += [f"a worker outlived its parent by {seconds} s" for seconds in orphaned if seconds > ORPHANED_S]
-    warm = [one for one in memory if one["scenarios"] >= memory[0]["scenarios"] + WARM_UP]
-    if len(warm) >= 2:
-        growth = warm[-1]["rss_mib"] - warm[0]["rss_mib"]
-        if growth > GROWTH_MIB:
-            tally.failures.append(f"memory grew by {growth:.1f} MiB")
-        tally.failures += [
-            f"{what} grew: {warm[0][what]} to {warm[-1][what]}" for what in ("files", "children") if warm[-1][what] > warm[0][what]
-        ]
-
-
-def _milestones(memory: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At the start, when all is warm, and at the end."""
-    warm = [one for one in memory if one["scenarios"] >= memory[0]["scenarios"] + WARM_UP]
-    return [memory[0], *warm[:1], memory[-1]]
+    if len(laps) < 2:
+        return
+    first, last = laps[0], laps[-1]
+    if last["rss_mib"] - first["rss_mib"] > GROWTH_MIB:
+        tally.failures.append(f"memory grew from {first['rss_mib']} to {last['rss_mib']} MiB")
+    tally.failures += [f"{what} grew: {first[what]} to {last[what]}" for what in ("files", "children") if last[what] > first[what]]
 
 
 def _memory(tally: Tally) -> dict[str, Any]:
