@@ -358,5 +358,6 @@ def _load_transformers(target: str, drafter: Path | None, preset: Preset | None,
     if drafter is None:
         return Model(model, engine, None)
     drafter_model = load_drafter(drafter, model)
+    drafter_model.prepare_to_draft()
     pack_weights(drafter_model)
     return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset, drafter)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from d3d.models.checkpoint import load_drafter
+from d3d.models.linear import Linear
 from support.command import Outcome, d3d
-from support.tiny_model import write_tiny_drafter
+from support.tiny_model import open_tiny, write_tiny_drafter
 
 
 @pytest.fixture
@@ -42,6 +44,14 @@ def test_the_plan_of_the_default_mode(dry: Any) -> None:
     assert plan["memory"]["target_bytes"] > 0
     assert plan["memory"]["drafter_bytes"] > 0
     assert plan["memory"]["cache_bytes_per_token"] > 0
+
+
+def test_memory_counts_what_is_made_to_draft(dry: Any, tiny_target: Path, tmp_path: Path) -> None:
+    clean = dry("--json").record["memory"]["drafter_bytes"]
+    path = write_tiny_drafter(tmp_path / "drafter", tiny_target, anchor_slot=True)
+    model = load_drafter(path, open_tiny(tiny_target))
+    merged = sum(one.weight.numel() for one in model.modules() if isinstance(one, Linear) and one.down is not None)
+    assert dry("--json", drafter=path).record["memory"]["drafter_bytes"] == clean + 2 * merged
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,15 @@ def test_a_sampled_request_may_go_without_a_draft() -> None:
     one = run_all(engine, drafter, [make(engine, text(8), max_tokens=20, temperature=1.0, seed=1)], draft_length=6)[0]
     assert {stats.draft_length for stats in one.rounds} == {0}
     assert {stats.num_committed for stats in one.rounds} == {1}
+
+
+def test_nothing_is_sure_where_the_drafter_can_not_draft_every_token() -> None:
+    base = tiny_transformer(seed=1)
+    engine = NativeEngine(base)
+    plain = run_all(engine, None, [make(engine, text(8), max_tokens=20)])[0]
+    others = torch.tensor([token_id for token_id in range(97) if token_id not in plain.ids])
+    model = tiny_drafter(base, draft_vocabulary=len(others))
+    model.set_draft_ids(others)
+    one = run_all(engine, BlockDrafter(model, 97, 1, 1.0), [make(engine, text(8), max_tokens=20)], draft_length=6)[0]
+    assert one.ids == plain.ids
+    assert {stats.draft_length for stats in one.rounds} == {0}

@@ -165,6 +165,13 @@ def test_what_is_written_can_be_read_from_anywhere(tiny_target: Path, tmp_path: 
     assert resolve_model(str(tmp_path / "mine.yaml")) == tiny_target
 
 
+def test_the_name_of_a_preset_goes_before_a_directory_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smollm2-135m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_preset(tmp_path / "mine.yaml", PresetFile(target="smollm2-135m", mode="plain"))
+    assert read_preset(tmp_path / "mine.yaml").target == "smollm2-135m"
+
+
 def test_a_preset_without_a_drafter_has_none_to_evaluate(preset: Any) -> None:
     with pytest.raises(InvalidCheckpoint, match="names no drafter"):
         resolve_drafter(str(preset(drafter=None)))

@@ -11,12 +11,13 @@ import pytest
 import d3d as d3d_api
 from d3d.core.errors import InvalidRequest
 from d3d.planning.check import Assumed, check
-from d3d.planning.measure import Grid, Measurement, grid_cells
+from d3d.planning.measure import Grid, Measurement, _facts, _memory, grid_cells
 from d3d.planning.measured_costs import MeasuredCosts, thinned_factor
 from d3d.planning.probes import Probes
 from d3d.planning.profile import Facts, Memory, Point, Profile, Run, point, read_profile
 from d3d.planning.trace import Measured, Trace, TracedRound
 from support.command import d3d
+from support.tiny_model import write_tiny_drafter
 
 SMALL = ("--repeats", 1, "--context", 8, "--context", 16, "--draft-length", 1, "--draft-length", 3, "--outcomes", 2)
 
@@ -201,3 +202,17 @@ def test_a_point_knows_its_spread() -> None:
     assert (one.low_s, one.median_s, one.high_s, one.samples) == (2.0, 3.0, 4.0, 5)
     with pytest.raises(ValueError, match="median_s"):
         Point(kind="verify", size=1, context=1, median_s=float("nan"), low_s=0, high_s=0, samples=1)
+
+
+def test_a_drafter_whose_slots_pass_layers_by_is_described_as_it_drafts(tiny_target: Path, tmp_path: Path) -> None:
+    path = write_tiny_drafter(tmp_path / "drafter", tiny_target, anchor_slot=True, slot_layers=(1,))
+    model = d3d_api.load(str(tiny_target), path, device="cpu", dtype="float32")
+    assert model.drafter is not None
+    target, drafter = _facts(model)
+    assert drafter is not None
+    assert (target.num_layers, drafter.num_layers) == (2, 1)
+    assert drafter.layer_share < target.layer_share
+    memory = _memory(model, 1)
+    assert memory.drafter_cache_per_token == 0, "it works in the target's cache, though fused mode is not for it"
+    trained = sum(one.numel() for one in model.drafter.model.trainable().values())
+    assert memory.drafter_weights > 4 * trained, "weights with their deltas merged are there, too"

@@ -153,7 +153,7 @@ def test_a_depth_is_chosen_by_share_or_by_time() -> None:
 
 
 def test_passes_are_timed_on_a_drafter_as_it_decodes(drafter: Path, tmp_path: Path) -> None:
-    own = open_tiny(write_tiny_target(tmp_path / "target", num_hidden_layers=4))  # its weights are packed
+    own = open_tiny(write_tiny_target(tmp_path / "target", num_hidden_layers=4))
     timing = time_drafter(drafter, own, 4, Measured(ANSWERS.judging, 8))
     again = time_drafter(drafter, own, 4)
     assert min(timing.t_draft_ms, timing.t_verify_ms, timing.t_plain_ms, again.t_draft_ms) > 0
@@ -168,3 +168,9 @@ def test_the_checkpoints_say_how_they_were_made(target: OpenModel, drafter: Path
     assert how["removed"] == [depth.removed for depth in run.curve[1:]]
     assert how["healed_steps"] == 4
     assert how["pruned_from"] == {"measured": {"acceptance_length": 1.0}}
+
+
+def test_depths_of_full_weights_are_timed_one_after_the_other(target: OpenModel, tmp_path: Path) -> None:
+    full = write_tiny_drafter(tmp_path / "drafter", target.path, scope=None)
+    assert min(time_drafter(full, target, 4).t_draft_ms for _ in range(2)) > 0
+    assert not any(parameter.is_mkldnn for parameter in target.transformer.parameters()), "another drafter can be loaded"

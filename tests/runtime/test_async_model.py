@@ -12,13 +12,19 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import d3d
 from d3d.api import Model
 from d3d.core.errors import InvalidRequest
+from d3d.drafting.packed_pass import PackedDrafter
+from d3d.models.checkpoint import save_drafter
+from d3d.models.linear import Linear
+from d3d.runtime.opening import StoredDrafter
 from d3d.runtime.workers import ProcessWorker
 from support.command import d3d as command
-from support.tiny_model import write_tiny_drafter, write_tiny_target
+from support.drafters import text
+from support.tiny_model import open_tiny, random_drafter, write_tiny_drafter, write_tiny_target
 
 PROMPT = "how much is two and two?"
 LONG = {"max_tokens": 60, "ignore_eos": True}
@@ -106,6 +112,19 @@ def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None
 def test_what_means_nothing_is_refused(options: dict[str, Any], words: str, model: Model) -> None:
     with pytest.raises(InvalidRequest, match=words):
         model.stream(PROMPT, **options)
+
+
+def test_a_drafter_that_is_loaded_again_is_as_quick_as_the_first(paths: tuple[Path, Path], tmp_path: Path) -> None:
+    target = open_tiny(paths[0])
+    original = random_drafter(target, anchor_slot=True, draft_vocabulary=40)
+    original.set_draft_ids(torch.arange(7, 247, 6))
+    save_drafter(tmp_path / "drafter", original, target)
+    again = StoredDrafter(paths[0], tmp_path / "drafter", "float32")()
+    assert isinstance(again, PackedDrafter)
+    assert any(isinstance(one, Linear) and one.merged is not None for one in again.model.modules())
+    assert again.model._draft_head is not None
+    here = PackedDrafter(original, target.vocab_size)
+    assert again.open(60, 4).draft(text(9), 5) == here.open(60, 4).draft(text(9), 5)
 
 
 def test_a_drafter_without_files_can_not_go_to_a_process(model: Model) -> None:

@@ -16,7 +16,7 @@ from d3d.decoding import modes as m
 from d3d.decoding.auto_modes import USUAL_ROWS, refuse_options_of
 from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.drafting.fused import check_fused_config
-from d3d.models.checkpoint import CheckpointConfig, read_config
+from d3d.models.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
 from d3d.models.footprint import footprint, is_here, model_config
 from d3d.models.int8 import check_quantize
 from d3d.models.loading import WEIGHTS_FILE, resolve_drafter
@@ -53,11 +53,17 @@ class Drafting:
         delta = self.config.drafter.delta
         return "full weights" if delta is None else f"deltas of rank {delta.rank}, scope {delta.scope}"
 
-    def num_parameters(self) -> int:
-        """Numbers that its checkpoint adds to the target's, by the header of the file."""
+    def num_bytes(self, hidden_size: int, bytes_per_number: int, quantize: str | None) -> int:
+        """What it adds to the target's weights, by the header of its file: what that holds, and what is made of it to draft."""
         with safe_open(self.path / WEIGHTS_FILE, framework="pt") as file:
             names = [name for name in file.keys() if not name.endswith(SCALE)]  # noqa: SIM118 - not a mapping
-            return sum(int(torch.Size(file.get_slice(name).get_shape()).numel()) for name in names)
+            shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in names if name != DRAFT_IDS}
+        stored, drafter = sum(shape.numel() for shape in shapes.values()), self.config.drafter
+        made = (drafter.draft_vocabulary or 0) * hidden_size  # rows of the head
+        if drafter.anchor_slot:  # weights with their deltas merged
+            layers = [name.removesuffix(".down") for name in shapes if name.endswith(".down")]
+            made += sum(shapes[f"{name}.up"][0] * shapes[f"{name}.down"][1] for name in layers)
+        return stored * bytes_per_number + made * (1 if quantize == "int8" else bytes_per_number)
 
 
 def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
         **(plan.auto() if mode == "auto" else plan.of(mode)),
         "cores": cores,
         "threads": torch.get_num_threads() if choices is None or choices.threads is None else choices.threads,
-        "memory": _memory(name, drafting, dtype.itemsize, max_tokens, choice.quantize) if config is not None else None,
+        "memory": None if config is None else _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, choice.quantize),
     }
 
 
@@ -208,7 +214,9 @@ def _about(drafting: Drafting) -> dict[str, Any]:
     }
 
 
-def _memory(name: str, drafting: Drafting | None, bytes_per_number: int, max_tokens: int, quantize: str | None) -> dict[str, Any] | None:
+def _memory(
+    name: str, hidden_size: int, drafting: Drafting | None, bytes_per_number: int, max_tokens: int, quantize: str | None
+) -> dict[str, Any] | None:
     """Of this process, without what a draft process would load again, and without activations."""
     try:
         size = footprint(name)
@@ -216,7 +224,7 @@ def _memory(name: str, drafting: Drafting | None, bytes_per_number: int, max_tok
         return None
     fields = {
         "target_bytes": size.num_bytes(0, bytes_per_number, quantize),
-        "drafter_bytes": 0 if drafting is None else drafting.num_parameters() * bytes_per_number,
+        "drafter_bytes": 0 if drafting is None else drafting.num_bytes(hidden_size, bytes_per_number, quantize),
         "cache_bytes_per_token": size.kv_per_token * bytes_per_number,
         "answer_cache_bytes": size.kv_per_token * bytes_per_number * min(max_tokens, size.max_length),
     }

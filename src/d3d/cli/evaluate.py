@@ -45,12 +45,12 @@ def evaluate(
     from d3d.cli.tables import print_table
     from d3d.core.errors import InvalidRequest
     from d3d.drafting.packed_pass import PackedDrafter
-    from d3d.models.checkpoint import load_drafter, read_config
+    from d3d.models.checkpoint import read_config
     from d3d.models.fingerprint import tokenizer_fingerprint
-    from d3d.models.linear import pack_weights
     from d3d.models.loading import resolve_drafter
     from d3d.models.open_model import open_model
     from d3d.models.preset_file import is_preset_file
+    from d3d.models.ready import ready_drafters
     from d3d.training.corpus import corpus_files, corpus_identity, read_corpus
     from d3d.training.evaluate import by_source, replay, replay_fused
     from d3d.training.outcome_replay import replay_outcomes
@@ -60,8 +60,7 @@ def evaluate(
     guess = _guess_from(mode, guess_from)
     target = target or (drafter if is_preset_file(drafter) else DEFAULT_MODEL)
     base = open_model(target, device=device, dtype=dtype, quantize=quantize)
-    model = load_drafter(directory, base)
-    pack_weights(base.transformer, model, quantize=quantize)
+    (model,) = ready_drafters(base, [directory])
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(f"{corpus}: no answer of two tokens or more, so nothing can be measured")

@@ -26,8 +26,8 @@ def pull(
 def _list_presets() -> None:
     from d3d.models.converted import converted_directory, is_converted
     from d3d.models.download import is_cached
-    from d3d.models.preset_file import SHIPPED, read_preset
-    from d3d.models.presets import PRESETS
+    from d3d.models.preset_file import read_preset
+    from d3d.models.presets import PRESETS, SHIPPED
 
     for preset in PRESETS.values():
         target = preset.target

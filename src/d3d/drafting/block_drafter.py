@@ -168,7 +168,8 @@ class BesideTargetSession:
         for row, block in enumerate(blocks):
             if block.fault is not None:
                 self._cache.clear_behind(row)
-        own_rows, least = self._drafter.model.config.own_rows, self._drafter.draft_confidence
+        config, least = self._drafter.model.config, self._drafter.draft_confidence
+        own_rows = config.own_rows if config.draft_vocabulary is None else 0  # what the target chooses may be no token that can be drafted
         sure = [own_rows if sequence.params.greedy else 0 for sequence in sequences]  # the target's own rows choose greedily, too
         return [confident_prefix(blocks[row], least, num_sure=count) for row, count in zip(rows, sure, strict=True)]
 

@@ -13,12 +13,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from d3d.core.errors import InvalidCheckpoint
+from d3d.models.presets import PRESETS, SHIPPED
 
 FORMAT: Literal[1] = 1
 SUFFIXES = (".yaml", ".yml", ".json")
-
-SHIPPED = {"smollm2-135m-fast": "assets/presets/smollm2-135m-fast.yaml"}
-"""Preset files that come with d3d, by the names that stand for them."""
 
 
 class AnswerRounds(BaseModel):
@@ -129,16 +127,16 @@ def write_preset(path: Path, preset: PresetFile) -> None:
 
 
 def _from(directory: Path, value: str | None) -> str | None:
-    """A path that exists beside the file; other names are as they are."""
-    if value is None:
-        return None
+    """A path that exists beside the file; other names, those of presets before all, are as they are."""
+    if value is None or value in PRESETS:
+        return value
     beside = directory / Path(value).expanduser()
     return str(beside) if beside.exists() else value
 
 
 def _absolute(value: str | None) -> str | None:
-    if value is None:
-        return None
+    if value is None or value in PRESETS:
+        return value
     path = Path(value).expanduser()
     return str(path.absolute()) if path.exists() else value
 

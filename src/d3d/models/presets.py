@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 
 from d3d.core.errors import InvalidCheckpoint
-from d3d.models.preset_file import SHIPPED
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,10 @@ PRESETS: dict[str, Preset] = {
         ),
     )
 }
+
+
+SHIPPED = {"smollm2-135m-fast": "assets/presets/smollm2-135m-fast.yaml"}
+"""Preset files that come with d3d, by the names that stand for them."""
 
 
 def find_preset(name: str) -> Preset:

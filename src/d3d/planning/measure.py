@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from d3d.core.machine import machine, versions
 from d3d.core.memory import PeakMemory
 from d3d.drafting.fused_budget import BUDGETS
 from d3d.models.fingerprint import weights_fingerprint
+from d3d.models.from_target import clean_rows_are_of
 from d3d.planning.devices import Shape
 from d3d.planning.probes import Cell, Probes, can_fuse, native
 from d3d.planning.profile import Facts, Memory, Profile, Run, point
@@ -199,29 +200,35 @@ def _facts(model: Model) -> tuple[Facts, Facts | None]:
     if model.drafter is None:
         return target, None
     drafter = model.drafter.model
-    kept = len(drafter.config.kept_layers)
+    going = len(drafter.config.kept_layers) - len(drafter.config.skipped)
+    shape = replace(Shape.of("drafter", drafter.transformer.config), num_layers=going)
     return target, Facts(
         name="its own drafter" if model.drafter_path is None else model.drafter_path.name,
         fingerprint=weights_fingerprint(drafter.trainable()),
-        num_layers=kept,
-        layer_share=_layer_share(Shape.of("drafter", drafter.transformer.config)),
+        num_layers=going,
+        layer_share=_layer_share(shape, drafter.config.draft_vocabulary),
         block_size=drafter.config.block_size,
     )
 
 
-def _layer_share(shape: Shape) -> float:
-    return shape.num_layers * shape.layer_parameters / shape.read_parameters
+def _layer_share(shape: Shape, num_logits: int | None = None) -> float:
+    """num_logits: how many of the head's rows a pass reads; None: all."""
+    layers = shape.num_layers * shape.layer_parameters
+    return layers / (layers + shape.hidden_size * (num_logits or shape.vocab_size))
 
 
 def _memory(model: Model, peak: int) -> Memory:
-    size, config = model.target.dtype.itemsize, native(model)[0].config
+    target = native(model)[0]
+    size, config = model.target.dtype.itemsize, target.config
     shape = Shape.of("target", config)
     weights = shape.read_parameters + (0 if config.tied else shape.head_parameters)
     own_weights, own_cache = 0, 0
     if model.drafter is not None:
         drafter = model.drafter.model
-        own_weights = sum(parameter.numel() for parameter in drafter.trainable().values()) * size
-        own_cache = 0 if can_fuse(model) else Shape.of("drafter", drafter.transformer.config).kv_per_token * size
+        shared = set(map(id, target.transformer.parameters()))
+        own_weights = sum(one.numel() * one.element_size() for one in drafter.parameters() if id(one) not in shared)
+        own = replace(Shape.of("drafter", drafter.transformer.config), num_layers=len(drafter.config.kept_layers))
+        own_cache = 0 if clean_rows_are_of(drafter, target.transformer) else own.kv_per_token * size
     return Memory(
         target_weights=weights * size,
         drafter_weights=own_weights,

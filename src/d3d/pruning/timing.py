@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,9 @@ from d3d.decoding.loop import decode
 from d3d.decoding.request import new_request
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.engines.native import NativeEngine
-from d3d.models.checkpoint import load_drafter
-from d3d.models.linear import pack_weights
+from d3d.models.from_target import select_layers
 from d3d.models.open_model import OpenModel
+from d3d.models.ready import ready_drafters
 from d3d.pruning.curve import Timing
 from d3d.training.corpus import Sample
 
@@ -35,12 +36,12 @@ class Measured(NamedTuple):
 
 
 def time_drafter(path: Path, target: OpenModel, draft_length: int, measured: Measured | None = None) -> Timing:
-    """Medians over passes behind a text of CONTEXT tokens, plain, draft and verification by turns. The target's weights are packed by it,
-    and the drafter is loaded as it is for decoding."""
-    model = load_drafter(path, target)
-    model.prepare_to_draft()
-    pack_weights(target.transformer, model)
-    engine = NativeEngine(target.transformer)
+    """Medians over passes behind a text of CONTEXT tokens, plain, draft and verification by turns, both models as they are for decoding.
+    The target itself stays as it is: over packed weights no other drafter could be loaded."""
+    layers = tuple(range(len(target.transformer.layers)))
+    packed = replace(target, transformer=select_layers(target.transformer, layers, share=True))
+    (model,) = ready_drafters(packed, [path])
+    engine = NativeEngine(packed.transformer)
     drafter = BlockDrafter(model, engine.vocab_size)
     passes = _passes(engine, drafter, draft_length)
     times: dict[str, list[float]] = {name: [] for name in passes}

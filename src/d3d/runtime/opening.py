@@ -41,6 +41,7 @@ class StoredDrafter:
     def __call__(self) -> Preparer:
         base = open_model(str(self.target), device=self.device, dtype=self.dtype, quantize=self.quantize)
         model = load_drafter(self.drafter, base)
+        model.prepare_to_draft()
         pack_weights(model, quantize=self.quantize)
         return PackedDrafter(model, base.config.vocab_size)
 
