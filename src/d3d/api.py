@@ -35,6 +35,7 @@ from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
 from d3d.models.checkpoint import load_drafter, read_config
 from d3d.models.fingerprint import weights_fingerprint
+from d3d.models.int8 import precision
 from d3d.models.linear import pack_weights
 from d3d.models.loading import drafter_of, resolve_drafter
 from d3d.models.open_model import OpenModel, TargetModel, open_model
@@ -93,7 +94,7 @@ class Model:
     @property
     def precision(self) -> str:
         """What is computed in, and with which weights, for a reader."""
-        return self.dtype_name + (f" with {self.quantize} weights" if self.quantize else "")
+        return precision(self.dtype_name, self.quantize)
 
     @property
     def device_name(self) -> str:

@@ -46,6 +46,13 @@ def test_the_plan_of_the_default_mode(dry: Any) -> None:
     assert plan["memory"]["cache_bytes_per_token"] > 0
 
 
+def test_beside_another_engine_a_drafter_has_weights_of_its_own(dry: Any) -> None:
+    shared, own = dry("--json").record, dry("--json", "--engine", "transformers").record
+    assert own["drafter"]["shares_target"] is False
+    assert own["memory"]["drafter_bytes"] == shared["memory"]["drafter_bytes"] + shared["memory"]["target_bytes"]
+    assert own["memory"]["drafter_cache_bytes_per_token"] == own["memory"]["cache_bytes_per_token"]
+
+
 def test_memory_counts_what_is_made_to_draft(dry: Any, tiny_target: Path, tmp_path: Path) -> None:
     clean = dry("--json").record["memory"]["drafter_bytes"]
     path = write_tiny_drafter(tmp_path / "drafter", tiny_target, anchor_slot=True)

@@ -67,6 +67,8 @@ def test_identity_in_one_sentence() -> None:
     text = identity_line(record)
     assert "39 of 40 answers of serial, fused over 1 sets have plain decoding's ids, 1 part at a near-tie, 0 elsewhere" in text
     assert "`d3d bench identity`" in text
+    rounded = identity_line(record | {"settings": {"dtype": "float32", "quantize": "int8"}})
+    assert "float32 with int8 weights: 39 of 40" in rounded
 
 
 def test_the_block_between_the_marks_is_replaced_and_nothing_else(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def test_requests_that_decoded_otherwise_are_counted_and_left_out() -> None:
         record(9.0, 1, target="another"),
         record(9.0, 2, mode="plain", drafter=None, options={}),
         record(9.0, 3, drafter="another"),
+        record(9.0, 6, quantize="int8"),
         record(9.0, 4, options={"draft_length": 4, "draft_confidence": 0.1}),
         record(9.0, 5, options={"draft_length": 8}),
         record(9.0, 6, options={"draft_length": 8, "draft_confidence": 0.1, "num_denoise_steps": 2}),
@@ -114,7 +115,8 @@ def test_requests_that_decoded_otherwise_are_counted_and_left_out() -> None:
     found = calibrate(preset(), [*others, *fitting])
     assert found.compared == 30
     assert found.change == calibrate(preset(), fitting).change
-    assert found.left_out == {"another target": 1, "mode plain": 1, "another drafter": 1, "other options of its mode": 3, "no round": 1}
+    wanted = {"another target": 1, "mode plain": 1, "another drafter": 1, "int8 weights": 1, "other options of its mode": 3, "no round": 1}
+    assert found.left_out == wanted
 
 
 def test_kinds_are_told_apart() -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from d3d.core.errors import InvalidRequest
-from d3d.models.preset_file import read_preset
+from d3d.models.preset_file import PresetFile, read_preset, write_preset
 from d3d.tuning.confirm import Confirmation, finalists, with_plain
 from d3d.tuning.measure import Measured
 from d3d.tuning.prompts import grouped, split
 from d3d.tuning.search import Trial
 from d3d.tuning.setups import OWN, ModeOptions, Setup
-from d3d.tuning.tune import PRESET, open_models, space_of
+from d3d.tuning.tune import PRESET, open_models, placements, space_of
 from support.command import Outcome, d3d
 from support.tiny_model import write_tiny_drafter
 from support.tuning import Formula
@@ -182,6 +182,23 @@ def test_several_drafters_and_several_prompts_at_a_time(
     assert "too few prompts to confirm" in outcome.err
     setups = [json.loads(line)["setup"] for line in (tmp_path / "tuned" / "confirmed.jsonl").read_text().splitlines()]
     assert {setup["drafter"] for setup in setups} >= {str(tiny_drafter)}
+
+
+def test_what_a_preset_file_says_of_threads_is_left_out(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    fields = {"target": str(tiny_target), "drafter": str(tiny_drafter), "dtype": "float32", "mode": "serial", "threads": before + 1}
+    write_preset(tmp_path / "old.yaml", PresetFile(**fields))
+    (model,) = open_models(str(tmp_path / "old.yaml"), [], device="cpu", dtype="auto").values()
+    assert model.choices is None
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "found"),
+    [("cpu", 1, ("thread",)), ("cpu", 2, ("thread", "processes")), ("cuda", 1, ("streams", "thread")), ("cuda", 8, ("streams", "thread"))],
+)
+def test_the_draft_worker_is_tried_where_the_device_has_room_for_it(device: str, cores: int, found: tuple[str, ...]) -> None:
+    assert placements(torch.device(device), cores) == found
 
 
 def test_drafters_share_the_target(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from d3d.benchmarks.metrics import Group, further_time, grouped
 from d3d.benchmarks.provenance import read_provenance
 from d3d.benchmarks.rows import ROWS_FILE, Row, read_rows
 from d3d.core.errors import InvalidRequest
+from d3d.models.int8 import precision
 from d3d.planning.check import MODELLED_MODES
 from d3d.planning.trace import Measured, Trace, TracedRound, hit_of
 
@@ -20,7 +21,8 @@ def traces_of(directory: Path) -> list[Trace]:
     for group, rows in grouped(read_rows(directory / ROWS_FILE)).items():
         if group.method in MODELLED_MODES and group.setting.batch == 1:  # auto's rounds went through several modes
             groups.setdefault(group._replace(set_name="all"), []).extend(rows)
-    found = [_trace(f"{directory.name}: {group.label}", group, rows, fixed["dtype"], fixed["threads"]) for group, rows in groups.items()]
+    dtype = precision(fixed["dtype"], fixed.get("quantize"))  # of which a profile has no passes where weights are rounded
+    found = [_trace(f"{directory.name}: {group.label}", group, rows, dtype, fixed["threads"]) for group, rows in groups.items()]
     if not any(trace.rounds for trace in found):
         raise InvalidRequest(f"{directory}: no rounds of a mode of d3d, one answer at a time, in its results")
     return [trace for trace in found if trace.rounds]

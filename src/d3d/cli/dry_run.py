@@ -18,7 +18,7 @@ from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.drafting.fused import check_fused_config
 from d3d.models.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
 from d3d.models.footprint import footprint, is_here, model_config
-from d3d.models.int8 import check_quantize
+from d3d.models.int8 import check_quantize, precision
 from d3d.models.loading import WEIGHTS_FILE, resolve_drafter
 from d3d.models.open_model import pick_device, pick_dtype
 from d3d.models.presets import PRESETS, Preset
@@ -41,12 +41,15 @@ class Drafting:
     path: Path
     config: CheckpointConfig
     num_target_layers: int
+    engine: str
+    """The target's. A drafter runs in d3d's own, beside another with weights of its own."""
 
     @property
     def is_target(self) -> bool:
         """Whether its clean rows can be the target's own: then they share weights and cache."""
         drafter = self.config.drafter
-        return drafter.clean_rows_are_base and drafter.kept_layers == tuple(range(self.num_target_layers))
+        is_whole = drafter.clean_rows_are_base and drafter.kept_layers == tuple(range(self.num_target_layers))
+        return is_whole and self.engine == "native"
 
     @property
     def kind(self) -> str:
@@ -77,7 +80,8 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
     check_quantize(choice.quantize, device)
     preset = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None
-    drafting = None if choice.mode == "plain" else _drafting(drafter, preset, 0 if config is None else config.num_hidden_layers)
+    num_layers = 0 if config is None else config.num_hidden_layers
+    drafting = None if choice.mode == "plain" else _drafting(drafter, preset, num_layers, choice.engine)
     mode = choice.mode or usual_mode(choices, has_drafter=drafting is not None)
     plan = _Plan(filled_in(choices, mode, options), drafting, device, preset, choice.engine)
     cores = available_cores()
@@ -101,8 +105,8 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
 def lines(plan: dict[str, Any]) -> Iterator[str]:
     """The same for people."""
     target, drafter, memory = plan["target"], plan["drafter"], plan["memory"]
-    precision = target["dtype"] + (f" with {target['quantize']} weights" if target["quantize"] else "")
-    yield f"target     {target['source']}: {precision} on {target['device']}, engine {target['engine']}"
+    kind = precision(target["dtype"], target["quantize"])
+    yield f"target     {target['source']}: {kind} on {target['device']}, engine {target['engine']}"
     if drafter is None:
         yield "drafter    none"
     else:
@@ -191,14 +195,14 @@ class _Plan:
         return fields
 
 
-def _drafting(name: str | None, preset: Preset | None, num_layers: int) -> Drafting | None:
+def _drafting(name: str | None, preset: Preset | None, num_layers: int, engine: str) -> Drafting | None:
     if name is None and preset is None:
         return None
     path = resolve_drafter(name) if name is not None else preset.drafter_directory() if preset is not None else Path()
     config = read_config(path)
     if not num_layers and preset is not None:  # its target is not here to be asked, and its drafter was made of it
         num_layers = len(config.drafter.kept_layers)
-    return Drafting(name or f"the drafter of preset {preset.name if preset else ''}", path, config, num_layers)
+    return Drafting(name or f"the drafter of preset {preset.name if preset else ''}", path, config, num_layers, engine)
 
 
 def _about(drafting: Drafting) -> dict[str, Any]:
@@ -228,6 +232,8 @@ def _memory(
         "cache_bytes_per_token": size.kv_per_token * bytes_per_number,
         "answer_cache_bytes": size.kv_per_token * bytes_per_number * min(max_tokens, size.max_length),
     }
+    if drafting is not None and drafting.engine != "native" and drafting.config.drafter.delta is not None:
+        fields["drafter_bytes"] += size.num_bytes(0, bytes_per_number)  # what the deltas belong to is loaded a second time
     if drafting is not None and not drafting.is_target:
         layers = len(drafting.config.drafter.kept_layers) / max(1, drafting.num_target_layers)
         fields["drafter_cache_bytes_per_token"] = int(layers * fields["cache_bytes_per_token"])

@@ -12,7 +12,7 @@ import torch
 
 from d3d.models.cache import cache_root
 from d3d.models.footprint import Footprint, footprint
-from d3d.models.int8 import quantizations
+from d3d.models.int8 import precision, quantizations
 
 PACKAGES = {"d3d": "d3d-decoding", "torch": "torch", "transformers": "transformers"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
     @property
     def precision(self) -> str:
-        return self.dtype + (f" with {self.quantize} weights" if self.quantize else "")
+        return precision(self.dtype, self.quantize)
 
     @property
     def options(self) -> str:

@@ -35,6 +35,11 @@ def quantizations(device: torch.device) -> tuple[str, ...]:
     return QUANTIZATIONS if device.type == "cpu" and _multiplies_bytes() else ()
 
 
+def precision(dtype: str, quantize: str | None) -> str:
+    """What is computed in, and with which weights, for a reader."""
+    return dtype + (f" with {quantize} weights" if quantize else "")
+
+
 def _multiplies_bytes() -> bool:
     """Without VNNI the kernel is slow, and wrong as well where the sum of two products overflows 16 bits."""
     has = torch.cpu.get_capabilities()

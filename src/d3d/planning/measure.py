@@ -13,7 +13,7 @@ import torch
 
 from d3d.api import Model
 from d3d.core.errors import InvalidRequest
-from d3d.core.machine import machine, versions
+from d3d.core.machine import machine, processor, versions
 from d3d.core.memory import PeakMemory
 from d3d.drafting.fused_budget import BUDGETS
 from d3d.models.fingerprint import weights_fingerprint
@@ -148,7 +148,7 @@ class Measurement:
             "device": model.device_name,
             "placement": placement,
             "outcomes": max(self.grid.outcomes),
-            "machine": machine()["processor"],
+            "machine": processor(),
             "versions": versions(),
         }
 

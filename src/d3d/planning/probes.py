@@ -83,9 +83,11 @@ class Probes:
         return self._beside(cell)
 
     def _text(self, context: int) -> list[int]:
-        """Any tokens will do: what a pass costs does not depend on them."""
-        rng = random.Random(context)
-        return [rng.randrange(self.model.target.vocab_size) for _ in range(context)]
+        """Any tokens that both models know will do: what a pass costs does not depend on them."""
+        rng, known = random.Random(context), self.model.target.vocab_size
+        if self.model.drafter is not None:
+            known = min(known, self.model.drafter.model.transformer.config.vocab_size)
+        return [rng.randrange(known) for _ in range(context)]
 
     def _target(self, context: int) -> TargetSession:
         """Its cache holds the text but for the anchor, as between rounds."""

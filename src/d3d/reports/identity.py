@@ -7,6 +7,7 @@ from typing import Any
 from d3d.benchmarks.methods import PEERS
 from d3d.benchmarks.metrics import Group, sameness
 from d3d.benchmarks.rows import Row
+from d3d.models.int8 import precision
 from d3d.reports.run import ALL_SETS, Run
 from d3d.reports.run_tables import divergence_table, identity_table
 from d3d.reports.tables import Section
@@ -16,8 +17,8 @@ def identity_sections(run: Run) -> list[Section]:
     """For people."""
     divergences = divergence_table(run.rows)
     fixed = run.provenance["fixed"]
-    precision = fixed["dtype"] + (f" with {fixed['quantize']} weights" if fixed.get("quantize") else "")
-    text = f"{fixed['target']}, {precision} on {fixed['device']}, temperature {fixed['temperature']}: answers against plain decoding's."
+    kind = precision(fixed["dtype"], fixed.get("quantize"))
+    text = f"{fixed['target']}, {kind} on {fixed['device']}, temperature {fixed['temperature']}: answers against plain decoding's."
     return [Section("Identity", (text,), (identity_table(run.groups), *([divergences] if divergences.rows else [])))]
 
 

@@ -11,6 +11,7 @@ from d3d.benchmarks.metrics import Group, drafting, sameness, speed, speed_up
 from d3d.benchmarks.modelled import ASYNC_MODELLED, LABEL
 from d3d.benchmarks.rows import Row
 from d3d.core.errors import InvalidRequest
+from d3d.models.int8 import precision
 from d3d.reports.run import ALL_SETS, Run, best_plain_peer, plain_of, shape
 from d3d.reports.tables import Cell, Table, markdown, number
 
@@ -116,7 +117,8 @@ def identity_line(record: dict[str, Any]) -> str:
     compared, identical, rounding = (sum(one[name] for one in record["methods"]) for name in ("compared", "identical", "rounding"))
     names = ", ".join(dict.fromkeys(one["method"] for one in record["methods"]))
     sets = len({one["set"] for one in record["methods"]})
-    text = f"{record['settings']['dtype']}: {identical} of {compared} answers of {names} over {sets} sets have plain decoding's ids"
+    kind = precision(record["settings"]["dtype"], record["settings"].get("quantize"))
+    text = f"{kind}: {identical} of {compared} answers of {names} over {sets} sets have plain decoding's ids"
     parted = f", {rounding} part at a near-tie, {record['mistakes']} elsewhere" if compared > identical else ""
     return f"**Identity**, {text}{parted} (`{command_line(record['commands'][0])}`).\n"
 
@@ -128,7 +130,8 @@ def origin(run: Run) -> str:
     machine, versions = sessions[0]["machine"], sessions[0]["versions"]
     where = f"{machine['cores']} cores of {machine['processor']}, {machine['threads']} threads, torch {versions['torch']}"
     doubt = "**Provisional: the machine was at work meanwhile, so times mean little.** " if run.machine_was_busy else ""
-    about = f"{fixed['target']} in {fixed['dtype']} on {fixed['device']}; {where}; {sessions[0]['date'][:10]}"
+    kind = precision(fixed["dtype"], fixed.get("quantize"))
+    about = f"{fixed['target']} in {kind} on {fixed['device']}; {where}; {sessions[0]['date'][:10]}"
     return f"{doubt}{about}. Made by {commands}.\n"
 
 

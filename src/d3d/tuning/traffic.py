@@ -53,6 +53,8 @@ class Record(BaseModel):
     """Fingerprint of its weights."""
     drafter: str | None = None
     """Fingerprint of its weights and its configuration; None in plain mode."""
+    quantize: str | None = None
+    """What the weights were rounded to; None: nothing."""
     ms_per_token: float | None = None
     rounds: tuple[tuple[int, int, int], ...] = ()
     thinking: bool | None = None
@@ -110,6 +112,7 @@ class TrafficLog:
             options=options if speculation is None else options | {"draft_length": speculation.draft_length},
             target=model.target.fingerprint,
             drafter=None if speculation is None else model.drafter_fingerprint,
+            quantize=result.quantize,
             ms_per_token=None if result.timing.tpot_s is None else 1000 * result.timing.tpot_s,
             rounds=tuple((stats.draft_length, stats.num_accepted, stats.num_committed) for stats in result.rounds),
             thinking=result.thinking,

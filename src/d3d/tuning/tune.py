@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from d3d.api import Model, load
 from d3d.core.errors import InvalidRequest
-from d3d.core.machine import machine, versions
+from d3d.core.machine import machine, processor, versions
 from d3d.core.types import SamplingParams
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import check_fused
@@ -25,7 +25,7 @@ from d3d.models.open_model import open_model
 from d3d.models.preset_file import AnswerRounds, PresetFile, Tuned, is_preset_file, read_preset, write_preset
 from d3d.models.presets import PRESETS
 from d3d.models.ready import ready_drafters
-from d3d.runtime.placement import available_cores
+from d3d.runtime.placement import available_cores, default_placement
 from d3d.tuning.confirm import Confirmation, Confirmed, finalists, with_plain
 from d3d.tuning.measure import Case, LoopMeasurer, Measurer
 from d3d.tuning.prompts import Split, TuningPrompts, grouped, split
@@ -81,7 +81,9 @@ def open_models(target: str, drafters: Sequence[str], *, device: str, dtype: str
     InvalidCheckpoint for what is none.
     """
     if not drafters:
+        before = torch.get_num_threads()
         model = load(target, device=device, dtype=dtype)
+        torch.set_num_threads(before)
         if model.drafter is None:
             raise InvalidRequest(f"there is no drafter to tune for {target}: name one or more with --drafter, or a preset with --model")
         return {OWN: replace(model, choices=None, drafter_path=drafter_of(target))}
@@ -99,15 +101,21 @@ def open_models(target: str, drafters: Sequence[str], *, device: str, dtype: str
 
 def space_of(models: dict[str, Model], modes: Sequence[str], threads: Sequence[int]) -> Space:
     """What these drafters can do here. `modes`: empty for all. Raises InvalidRequest where nothing is left."""
-    on_cpu = next(iter(models.values())).target.device.type == "cpu"
-    cores = len(available_cores())
+    device = next(iter(models.values())).target.device
+    on_cpu, cores = device.type == "cpu", len(available_cores())
     wanted = tuple(modes) or (("serial", "fused", "async") if cores > 1 else ("serial", "fused"))
-    placements = ("thread", "processes") if on_cpu and cores > 1 else ("thread",)
     facts = tuple(_facts(name, model) for name, model in models.items())
-    space = Space(wanted, facts, _thread_choices(threads, cores) if on_cpu else (), placements)
+    space = Space(wanted, facts, _thread_choices(threads, cores) if on_cpu else (), placements(device, cores))
     if not space.ways:
         raise InvalidRequest(f"mode: {', '.join(wanted)} is nothing that these drafters can do; leave --mode out, or name serial")
     return space
+
+
+def placements(device: torch.device, cores: int) -> tuple[str, ...]:
+    """Of async mode's draft worker beside a target on this device, the default first."""
+    if device.type == "cpu":
+        return ("thread", "processes") if cores > 1 else ("thread",)
+    return tuple(dict.fromkeys((default_placement(device), "streams", "thread")))
 
 
 def _facts(name: str, model: Model) -> DrafterFacts:
@@ -175,7 +183,7 @@ def _identity(plan: TunePlan, models: dict[str, Model]) -> dict[str, Any]:
         "concurrency": plan.concurrency,
         "dtype": model.dtype_name,
         "device": model.device_name,
-        "processor": machine()["processor"],
+        "processor": processor(),
     }
 
 
