@@ -17,7 +17,7 @@ from d3d.models.linear import pack_weights
 from d3d.models.open_model import OpenModel, open_model
 from d3d.runtime.coordinator import Coordinator
 from d3d.runtime.placement import TargetThreads, available_cores, check_placement, other_device, worker_cores
-from d3d.runtime.streams import on_own_stream, on_the_processor
+from d3d.runtime.streams import on_one_core, on_own_stream, on_the_processor
 from d3d.runtime.worker_link import Launch, WorkerLink
 from d3d.runtime.workers import ProcessWorker, ThreadWorker
 
@@ -61,8 +61,11 @@ def open_coordinator(placement: str, target: OpenModel, drafter: DrafterModel, d
     check_placement(placement, device)
     if placement in ("thread", "streams"):
         preparer = PackedDrafter(drafter, target.config.vocab_size)
-        setting = partial(on_own_stream, device) if placement == "streams" else on_the_processor
-        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, setting)), None)
+        if placement == "streams" or device.type != "cpu":
+            setting = partial(on_own_stream, device) if placement == "streams" else on_the_processor
+            return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, setting)), None)
+        left = min(torch.get_num_threads(), len(available_cores()) - 1)
+        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, on_one_core)), TargetThreads(left))
     if drafter_path is None:
         others = "use thread" if placement == "processes" else "use streams"
         raise InvalidRequest(f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it from one, or {others}")
