@@ -98,6 +98,7 @@ def test_it_describes_the_drafter() -> None:
     card = drafter_card(
         made("models/mine", {}, delta=None, block_size=8, alignment="same", block_attention="bidirectional", mask_token_id=7)
     )
+    assert "of the layers of slots, that act at slots only" in drafter_card(made(slot_layers=(0, 2)))
     assert "full weights of its own" in card
     assert "8 tokens, bidirectional attention, alignment `same`" in card
     assert "| masked place | token id 7 |" in card

@@ -174,3 +174,18 @@ def test_depths_of_full_weights_are_timed_one_after_the_other(target: OpenModel,
     full = write_tiny_drafter(tmp_path / "drafter", target.path, scope=None)
     assert min(time_drafter(full, target, 4).t_draft_ms for _ in range(2)) > 0
     assert not any(parameter.is_mkldnn for parameter in target.transformer.parameters()), "another drafter can be loaded"
+
+
+def test_a_drafter_without_provenance_is_pruned_too(target: OpenModel, tmp_path: Path) -> None:
+    bare = write_tiny_drafter(tmp_path / "drafter", target.path)
+    (bare / "provenance.json").unlink()
+    run = pruned(tmp_path / "run", bare, target, fewest_layers=4)
+    assert json.loads((run.checkpoint(run.curve[-1]) / "provenance.json").read_text())["pruned_from"] == {}
+
+
+@pytest.mark.parametrize("scope", ["slots", None])
+def test_a_drafter_of_another_base_is_refused(scope: str | None, target: OpenModel, tmp_path: Path) -> None:
+    sibling = write_tiny_target(tmp_path / "sibling", num_hidden_layers=4, seed=5)
+    other = write_tiny_drafter(tmp_path / "drafter", sibling, scope=scope)
+    with pytest.raises(InvalidRequest, match="name its base with --target"):
+        PruningRun(tmp_path / "run", other, target, ANSWERS, SETTINGS)

@@ -10,10 +10,8 @@ import typer
 from d3d.cli import options as o
 
 if TYPE_CHECKING:
+    from d3d.reports.tables import Table
     from d3d.tuning.tune import Outcome
-
-WIDTH = 200
-"""Columns that the table may take: a narrower terminal breaks its lines, but no figure is cut."""
 
 
 def tune(
@@ -51,6 +49,7 @@ def tune(
     sampling = o.sampling_options({"max_tokens": max_tokens, "temperature": temperature, "seed": seed})
     from d3d.cli.console import meter, note
     from d3d.cli.interrupt import deferred_interrupt
+    from d3d.cli.tables import print_table
     from d3d.core.errors import InvalidRequest
     from d3d.core.types import SamplingParams
     from d3d.tuning.prompts import tuning_prompts
@@ -77,30 +76,27 @@ def tune(
         raise typer.Exit(130)
     if not outcome.split.is_clean:
         note("warning: there are too few prompts to confirm on others than those of the search; give at least four", "yellow")
-    print_table(outcome, plan.concurrency)
+    print_table(table_of(outcome, plan.concurrency), names=1)
     typer.echo(outcome.preset)
     if outcome.judged[0].setup.mode == "plain":
         note("plain decoding is the fastest here: a drafter with fewer layers, or one that knows these prompts, may change that", "yellow")
 
 
-def print_table(outcome: Outcome, concurrency: int) -> None:
+def table_of(outcome: Outcome, concurrency: int) -> Table:
     """Every setup of the second stage, the fastest first."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from d3d.reports.tables import Table
 
     cases = len(outcome.split.confirm)
-    table = Table(title=Text(f"{cases} prompts" if concurrency == 1 else f"{cases} times {concurrency} prompts"))
-    for heading in ("setup", "ms/token", "over plain", "95 %", "acceptance length", "same ids as plain"):
-        table.add_column(heading, justify="left" if heading == "setup" else "right", no_wrap=True)
-    for one in outcome.judged:
-        length = one.acceptance_length
-        table.add_row(
-            Text(f"{one.setup}{' (default)' if one.setup.key == outcome.default.key else ''}"),
+    rows = tuple(
+        (
+            f"{one.setup}{' (default)' if one.setup.key == outcome.default.key else ''}",
             f"{one.ms_per_token:.2f}",
             f"{one.speed_up.value:.2f}",
             f"{one.speed_up.low:.2f} to {one.speed_up.high:.2f}",
-            "-" if length is None else f"{length:.2f}",
+            None if one.acceptance_length is None else f"{one.acceptance_length:.2f}",
             f"{one.equal} of {len(one.cases)}",
         )
-    Console(width=max(Console().width, WIDTH)).print(table, crop=False)
+        for one in outcome.judged
+    )
+    headings = ("setup", "ms/token", "over plain", "95 %", "acceptance length", "same ids as plain")
+    return Table(f"{cases} prompts" if concurrency == 1 else f"{cases} times {concurrency} prompts", headings, rows)

@@ -211,6 +211,16 @@ def read_config(path: Path) -> CheckpointConfig:
         raise InvalidCheckpoint(f"{file}: {name}: {message}") from error
 
 
+def read_provenance(path: Path) -> dict[str, Any]:
+    """How the drafter in directory `path` was made; nothing where that was not kept. Raises InvalidCheckpoint for a damaged file."""
+    file = path / "provenance.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise InvalidCheckpoint(f"{file} is damaged: {error}; get the drafter again") from error
+    return content if isinstance(content, dict) else {}
+
+
 def check_mask_token(config: DrafterConfig, model: TargetModel) -> None:
     """Raises InvalidCheckpoint where `mask_token_id` has no embedding row, or stands for something in a text already."""
     mask = config.mask_token_id

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from d3d.core.errors import D3DError, InvalidCheckpoint, InvalidRequest
-from d3d.models.checkpoint import DECODER, CheckpointConfig, check_mask_token, load_drafter, read_config
+from d3d.models.checkpoint import DECODER, CheckpointConfig, check_mask_token, load_drafter, read_config, read_provenance
 from d3d.models.config import decoder_config
 from d3d.models.drafter import DrafterConfig
 from d3d.models.export_notes import grown, limits, mask_text
@@ -87,7 +87,7 @@ def export_drafter(
         _write_weights(work, tensors)
         tokenizer.save_pretrained(work)
         _write_generation_config(work, base, hf_config, mask)
-        made = Made(config.drafter, config.base.source, config.base.fingerprint, _provenance(drafter))
+        made = Made(config.drafter, config.base.source, config.base.fingerprint, read_provenance(drafter))
         text = mask_text(mask, tokenizer.convert_ids_to_tokens(mask), config.drafter, tied=base.config.tied)
         (work / CARD_FILE).write_text(exported_card(made, exported.dtype, text, found), encoding="utf-8")
     return exported
@@ -196,12 +196,3 @@ def _write_generation_config(directory: Path, base: OpenModel, hf_config: Pretra
         content["eos_token_id"] = sorted(base.eos_token_ids)
     content["suppress_tokens"] = sorted({*(content.get("suppress_tokens") or ()), mask_token_id})
     (directory / GENERATION_CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _provenance(drafter: Path) -> dict[str, Any]:
-    file = drafter / "provenance.json"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise InvalidCheckpoint(f"{file} is damaged: {error}; get the drafter again") from error
-    return content if isinstance(content, dict) else {}

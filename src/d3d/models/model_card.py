@@ -107,7 +107,7 @@ def _what_it_is(made: Made) -> str:
         "layers of the base": f"{len(config.kept_layers)} ({_ranges(config.kept_layers)})",
         "layers of slots": f"{len(config.slot_layers)} ({_ranges(config.slot_layers)})" if config.slot_layers else "all",
         "a block begins with": "the anchor, as a slot" if config.anchor_slot else "the place behind the anchor",
-        "weights": "full weights of its own" if config.delta is None else _deltas(config.delta),
+        "weights": "full weights of its own" if config.delta is None else _deltas(config.delta, config.slot_layers),
         "block": f"{config.block_size} tokens, {config.block_attention} attention, alignment `{config.alignment}`",
         "masked place": "a learned vector" if config.mask_token_id is None else f"token id {config.mask_token_id}",
         "tokens it can draft": f"{config.draft_vocabulary}" if config.draft_vocabulary else "all",
@@ -119,9 +119,9 @@ stays the target's own. It reads token ids only, no hidden states.
 {_table(rows)}"""
 
 
-def _deltas(delta: DeltaConfig) -> str:
+def _deltas(delta: DeltaConfig, slot_layers: tuple[int, ...] | None) -> str:
     where = "at slots only, so clean tokens keep the base's weights" if delta.scope == "slots" else "on every row"
-    layers = "all layers" if delta.layers is None else f"layers {_ranges(delta.layers)}"
+    layers = ("all layers" if slot_layers is None else "the layers of slots") if delta.layers is None else f"layers {_ranges(delta.layers)}"
     return f"low-rank deltas (rank {delta.rank}) on {', '.join(delta.matrices)} of {layers}, that act {where}"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from d3d.core.errors import InvalidRequest
-from d3d.models.checkpoint import load_drafter, save_drafter
+from d3d.models.checkpoint import load_drafter, read_config, read_provenance, save_drafter
 from d3d.models.drafter import DrafterModel
 from d3d.models.loading import WEIGHTS_FILE
 from d3d.models.open_model import OpenModel
@@ -61,9 +61,15 @@ class PruningRun:
         self, directory: Path, source: Path, target: OpenModel, answers: Answers, settings: Settings, heal: TrainConfig | None = None
     ) -> None:
         """source: the drafter's checkpoint, which is only read. heal: how the drafter is trained after every removal, on
-        `answers.healing`. Raises InvalidRequest for settings that can't be, prompts that choose and judge, or another run's directory."""
+        `answers.healing`. Raises InvalidRequest for settings that can't be, prompts that choose and judge, a drafter that is
+        not made of `target`, or another run's directory."""
         self.directory, self.target, self.answers, self.settings, self.heal = directory, target, answers, settings, heal
         self._check()
+        if (base := read_config(source).base).fingerprint != target.fingerprint:  # its layers would be looked for in the target
+            raise InvalidRequest(
+                f"the drafter {source} is made of {base.source}, not of {target.source}; name its base with --target: answers are "
+                "replayed, and only the times are then those of the base"
+            )
         model = load_drafter(source, target)
         layers = depth_layers(model.config)
         if not 1 <= settings.fewest_layers <= len(layers):
@@ -168,7 +174,7 @@ class PruningRun:
         name = f"{layers:02d}-layers"
         steps = (self.heal.steps if self.heal else 0) * len(self.curve)
         how: dict[str, Any] = {
-            "pruned_from": json.loads((self._source / "provenance.json").read_text(encoding="utf-8")),
+            "pruned_from": read_provenance(self._source),
             "removed": [*(depth.removed for depth in self.curve[1:]), *([] if removed is None else [removed])],
             "healed_steps": steps,
         }
