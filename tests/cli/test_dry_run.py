@@ -68,12 +68,15 @@ def test_memory_counts_what_is_made_to_draft(dry: Any, tiny_target: Path, tmp_pa
         (("--mode", "fused", "--rows", 9), {"fused": {"draft_length": 5, "rows": 9}}),
         (
             ("--mode", "async", "--outcomes", 3, "--draft-length", 4),
-            {"async": {"draft_length": 4, "outcomes": 3, "miss_policy": "draft_now", "placement": "thread"}},
+            {"async": {"draft_length": 4, "outcomes": 3, "miss_policy": "draft_now", "placement": "thread", "target_threads": 1}},
         ),
     ],
     ids=["plain", "fused", "async"],
 )
-def test_the_plan_of_each_mode(arguments: tuple[object, ...], modes: dict[str, Any], dry: Any, tiny_drafter: Path) -> None:
+def test_the_plan_of_each_mode(
+    arguments: tuple[object, ...], modes: dict[str, Any], dry: Any, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
     assert dry(*arguments, "--json", drafter=None if "plain" in arguments else tiny_drafter).record["modes"] == modes
 
 

@@ -187,11 +187,12 @@ class _Plan:
             raise InvalidRequest(f"miss policy: {policy!r} is not one of {', '.join(get_args(MissPolicy))}")
         check_placement(where, self.device)
         fields: dict[str, Any] = {"miss_policy": policy, "placement": where}
+        cores = available_cores()
         if where == "processes":
-            cores = available_cores()
-            share = worker_cores(cores)
-            threads = max(1, min(torch.get_num_threads(), len(cores) - len(share)))
-            fields |= {"worker_cores": share, "target_threads": threads}
+            fields["worker_cores"] = worker_cores(cores)
+        if self.device.type == "cpu":
+            left = len(cores) - (len(fields["worker_cores"]) if where == "processes" else 1)  # a draft thread has one
+            fields["target_threads"] = max(1, min(torch.get_num_threads(), left))
         return fields
 
 
