@@ -45,7 +45,7 @@ install: .venv/.installed ## what running d3d needs, in .venv
 install-dev: .venv/.installed-dev ## and what working on d3d needs
 
 demo: .venv/.installed ## a real model answers, plain and with a drafter: equal ids, both times
-	$(BIN)/d3d demo $(ARGS)
+	$(BIN)/d3d demo --model smollm2-135m-fast $(ARGS)
 
 bench: .venv/.installed-bench ## every method over the sets in DATA, and the report
 	$(BIN)/d3d bench run $(BENCH_NAME) --prompts $(BENCH_PROMPTS) --max-tokens $(BENCH_TOKENS) $(BENCH_METHODS) $(BENCH_SETS) $(ARGS)

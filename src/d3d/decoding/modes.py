@@ -17,7 +17,8 @@ MODES: tuple[Mode, ...] = ("plain", "serial", "fused", "async", "auto")
 
 DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_FUSED_DRAFT_LENGTH = 6
-DEFAULT_OUTCOMES = 8
+DEFAULT_OUTCOMES = 1
+"""The budget of least time per token on two CPU cores (docs/async.md); where rows are nearly free, more pay."""
 MOST_OUTCOMES = 256
 
 

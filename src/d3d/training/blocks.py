@@ -14,8 +14,9 @@ from torch import Tensor
 from d3d.masks.dense import dense
 from d3d.masks.rules import Rows, block_rules, union
 from d3d.models.drafter import DrafterConfig, DrafterModel
-from d3d.models.kv_cache import KVCache, PassThrough
+from d3d.models.kv_cache import KeyValueStore, KVCache, PassThrough
 from d3d.training.block_attention import BlockAttention
+from d3d.training.flex import FlexStore
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,12 @@ def slot_pass(model: DrafterModel, cache: KVCache, batch: BlockBatch) -> Tensor:
     num_blocks, num_slots = batch.targets.shape
     rule = union(block_rules(model.config.block_attention))
     clean = Rows.clean(torch.arange(cache.lengths[0], device=rows.position.device))
-    block = rows[:num_slots]  # every block looks alike from inside
-    store = BlockAttention(cache, num_blocks, dense(rule, rows, clean), dense(rule, block, block))
+    store: KeyValueStore
+    if rows.position.device.type == "cuda":
+        store = FlexStore(rule, rows, Rows.concatenate(clean, rows), cache)
+    else:
+        block = rows[:num_slots]  # every block looks alike from inside
+        store = BlockAttention(cache, num_blocks, dense(rule, rows, clean), dense(rule, block, block))
     count = len(rows.position)
     return model.hidden(batch.token_ids[None], rows.position[None], None, store, count)[0]
 
@@ -75,7 +80,10 @@ def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tup
     """Hidden states of the clean rows [length, hidden_size] and of the slots, all with gradients."""
     length, count = len(token_ids), len(batch.rows.position)
     rows = Rows.concatenate(Rows.clean(torch.arange(length, device=token_ids.device)), batch.rows)
-    mask = dense(union(block_rules(model.config.block_attention)), rows, rows)[None]
+    rule = union(block_rules(model.config.block_attention))
     ids = torch.cat((token_ids, batch.token_ids))
-    hidden = model.hidden(ids[None], rows.position[None], mask, PassThrough(), count)[0]
+    if token_ids.device.type == "cuda" and not model.config.skipped:  # clean rows alone have another mask in layers that slots pass by
+        hidden = model.hidden(ids[None], rows.position[None], None, FlexStore(rule, rows, rows), count)[0]
+    else:
+        hidden = model.hidden(ids[None], rows.position[None], dense(rule, rows, rows)[None], PassThrough(), count)[0]
     return hidden[:length], hidden[length:]
