@@ -37,11 +37,12 @@ class FlexStore:
         if self._cache is not None:
             past_keys, past_values = self._cache.read(layer, self._cache.lengths[0])
             key, value = torch.cat((past_keys, key), dim=2), torch.cat((past_values, value), dim=2)
-        out = self._attention(query, key, value, block_mask=self._visible, enable_gqa=True)
+        out: Tensor = self._attention(query, key, value, block_mask=self._visible, enable_gqa=True)
         return out.transpose(1, 2).flatten(2)
 
 
 @cache
 def _kernel(device_type: str) -> Callable[..., Any]:
     """Compiled where that is what makes it quick; elsewhere as it is, for comparison."""
-    return torch.compile(flex_attention) if device_type == "cuda" else flex_attention
+    kernel: Callable[..., Any] = flex_attention
+    return torch.compile(kernel) if device_type == "cuda" else kernel
