@@ -33,9 +33,9 @@ def test_tiny_shapes_on_a_cpu_give_a_whole_report(script: ModuleType, tmp_path: 
     report = json.loads(path.read_text())
     assert report["identity"]["different"] == 0
     assert report["identity"]["identical"] == 48
-    assert report["identity"]["hits"] > 0
     figures = report["overlap"]["outcomes 2"]
     assert figures.keys() >= {"t_draft_s", "t_verify_s", "overlap_ratio", "acceptance_length", "ms_per_token"}
+    assert figures["acceptance_length"] > 2, "drafts come, in time or late"
     assert figures["t_draft_s"] > 0
     assert figures["t_verify_s"] > 0
     assert report["overlap"]["drafted_alone_s"].keys() == {"one block", "outcomes 2"}
