@@ -33,7 +33,7 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused_budget import best_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.chat import encode_chat
-from d3d.models.checkpoint import load_drafter, read_config
+from d3d.models.checkpoint import read_config
 from d3d.models.fingerprint import weights_fingerprint
 from d3d.models.int8 import precision
 from d3d.models.linear import pack_weights
@@ -41,7 +41,7 @@ from d3d.models.loading import drafter_of, resolve_drafter
 from d3d.models.open_model import OpenModel, TargetModel, open_model
 from d3d.models.preset_file import PresetFile
 from d3d.models.presets import PRESETS, Preset
-from d3d.models.ready import ready_drafters
+from d3d.models.ready import ready_apart, ready_drafters
 from d3d.runtime.async_drafter import AsyncDrafter
 from d3d.runtime.auto_placement import room_for_worker
 from d3d.runtime.coordinator import MissPolicy, Policy
@@ -358,7 +358,4 @@ def _load_transformers(target: str, drafter: Path | None, preset: Preset | None,
     engine = TransformersEngine(model)
     if drafter is None:
         return Model(model, engine, None)
-    drafter_model = load_drafter(drafter, model)
-    drafter_model.prepare_to_draft()
-    pack_weights(drafter_model)
-    return Model(model, engine, BlockDrafter(drafter_model, engine.vocab_size), preset, drafter)
+    return Model(model, engine, BlockDrafter(ready_apart(model, drafter), engine.vocab_size), preset, drafter)

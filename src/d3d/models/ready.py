@@ -1,4 +1,4 @@
-"""Drafters of one target, made ready for decoding beside it."""
+"""Drafters made ready for decoding: beside their target, or apart from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from d3d.models.checkpoint import load_drafter
 from d3d.models.drafter import DrafterModel
 from d3d.models.linear import pack_weights
-from d3d.models.open_model import OpenModel
+from d3d.models.open_model import OpenModel, TargetModel
 
 
 def ready_drafters(target: OpenModel, paths: Sequence[Path]) -> list[DrafterModel]:
@@ -19,3 +19,12 @@ def ready_drafters(target: OpenModel, paths: Sequence[Path]) -> list[DrafterMode
         drafter.prepare_to_draft()
     pack_weights(target.transformer, *drafters, quantize=target.quantize)
     return drafters
+
+
+def ready_apart(target: TargetModel, path: Path, quantize: str | None = None) -> DrafterModel:
+    """A drafter whose target decodes elsewhere: in another process, on another device, by another engine. Only its own weights are packed,
+    or rounded. Raises InvalidCheckpoint as `load_drafter` does."""
+    drafter = load_drafter(path, target)
+    drafter.prepare_to_draft()
+    pack_weights(drafter, quantize=quantize)
+    return drafter

@@ -11,10 +11,9 @@ import torch
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Preparer
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.models.checkpoint import load_drafter
 from d3d.models.drafter import DrafterModel
-from d3d.models.linear import pack_weights
 from d3d.models.open_model import OpenModel, open_model
+from d3d.models.ready import ready_apart
 from d3d.runtime.coordinator import Coordinator
 from d3d.runtime.placement import TargetThreads, available_cores, check_placement, other_device, worker_cores
 from d3d.runtime.streams import on_one_core, on_own_stream, on_the_processor
@@ -40,10 +39,7 @@ class StoredDrafter:
 
     def __call__(self) -> Preparer:
         base = open_model(str(self.target), device=self.device, dtype=self.dtype, quantize=self.quantize)
-        model = load_drafter(self.drafter, base)
-        model.prepare_to_draft()
-        pack_weights(model, quantize=self.quantize)
-        return PackedDrafter(model, base.config.vocab_size)
+        return PackedDrafter(ready_apart(base, self.drafter, self.quantize), base.config.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,11 @@ def open_coordinator(placement: str, target: OpenModel, drafter: DrafterModel, d
     check_placement(placement, device)
     if placement in ("thread", "streams"):
         preparer = PackedDrafter(drafter, target.config.vocab_size)
-        if placement == "streams" or device.type != "cpu":
-            setting = partial(on_own_stream, device) if placement == "streams" else on_the_processor
-            return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, setting)), None)
-        left = min(torch.get_num_threads(), len(available_cores()) - 1)
-        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, on_one_core)), TargetThreads(left))
+        if placement == "thread" and device.type == "cpu":
+            left = min(torch.get_num_threads(), len(available_cores()) - 1)
+            return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, on_one_core)), TargetThreads(left))
+        setting = partial(on_own_stream, device) if placement == "streams" else on_the_processor
+        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, setting)), None)
     if drafter_path is None:
         others = "use thread" if placement == "processes" else "use streams"
         raise InvalidRequest(f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it from one, or {others}")
