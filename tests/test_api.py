@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import d3d
 from d3d.api import Model
@@ -17,6 +18,8 @@ from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.core.types import RoundStats
 from d3d.decoding.results import HOPELESS_ROUNDS, Settings, speculation
 from d3d.drafting.fused_budget import BUDGETS
+from d3d.models.checkpoint import save_drafter
+from support.tiny_model import open_tiny, random_drafter
 
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": {40: 2.0}}
@@ -347,3 +350,13 @@ print('torch' in sys.modules)
     assert output.split("\n")[:2] == ["[]", "True"]
     with pytest.raises(AttributeError, match="nonsense"):
         _ = d3d.nonsense  # type: ignore[attr-defined]
+
+
+def test_drafters_of_other_draft_ids_have_other_fingerprints(tiny_target: Path, tmp_path: Path) -> None:
+    base, found = open_tiny(tiny_target), []
+    for name, ids in (("one", range(7, 247, 6)), ("again", range(7, 247, 6)), ("other", range(8, 248, 6))):
+        drafter = random_drafter(base, draft_vocabulary=40)
+        drafter.set_draft_ids(torch.tensor(ids))
+        save_drafter(tmp_path / name, drafter, base)
+        found.append(d3d.load(str(tiny_target), tmp_path / name, device="cpu", dtype="float32").drafter_fingerprint)
+    assert found[0] == found[1] != found[2]

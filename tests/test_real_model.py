@@ -11,6 +11,7 @@ import d3d
 from d3d.drafting.fused import FusedEngine
 from d3d.drafting.fused_plan import FusedPlan
 from d3d.models.checkpoint import read_config
+from d3d.models.preset_file import read_preset
 
 pytestmark = pytest.mark.real_model
 
@@ -93,6 +94,12 @@ def test_the_fast_preset_is_small_thinned_and_says_where_it_comes_from(smollm2: 
     assert len(config.drafter.slot_layers) < len(config.drafter.kept_layers)
     assert "Apache-2.0" in (directory / "NOTICE.md").read_text()
     assert {"data", "command", "commit", "measured"} <= json.loads((directory / "provenance.json").read_text()).keys()
+
+
+def test_the_fast_preset_was_tuned_with_the_drafter_that_it_brings(smollm2: Path) -> None:
+    tuned = read_preset("smollm2-135m-fast").tuned
+    assert tuned is not None
+    assert d3d.load("smollm2-135m-fast", dtype="bfloat16").drafter_fingerprint == tuned.drafter_fingerprint
 
 
 def test_the_fast_preset_gives_the_targets_own_ids_in_fewer_passes(fast: d3d.Model) -> None:

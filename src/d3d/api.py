@@ -102,11 +102,14 @@ class Model:
 
     @cached_property
     def drafter_fingerprint(self) -> str | None:
-        """Identity of the drafter's weights and configuration, hex; None where there is no drafter."""
+        """Identity of the drafter's weights, configuration and draft vocabulary, hex; None where there is no drafter."""
         if self.drafter is None:
             return None
         model = self.drafter.model
-        return hashlib.sha256(f"{weights_fingerprint(model.trainable())} {model.config.model_dump_json()}".encode()).hexdigest()
+        parts = [weights_fingerprint(model.trainable()), model.config.model_dump_json()]
+        if model.draft_ids is not None:
+            parts.append(str(model.draft_ids.tolist()))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     @cached_property
     def fused_rows(self) -> int:
