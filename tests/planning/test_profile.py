@@ -10,12 +10,14 @@ import pytest
 
 import d3d as d3d_api
 from d3d.core.errors import InvalidRequest
+from d3d.drafting.fused_budget import BUDGETS
 from d3d.planning.check import Assumed, check
 from d3d.planning.measure import Grid, Measurement, _facts, _memory, grid_cells
 from d3d.planning.measured_costs import MeasuredCosts, thinned_factor
+from d3d.planning.plan import fastest_rows
 from d3d.planning.probes import Probes
 from d3d.planning.profile import Facts, Memory, Point, Profile, Run, point, read_profile
-from d3d.planning.trace import Measured, Trace, TracedRound
+from d3d.planning.trace import Measured, Trace, TracedRound, of_histogram
 from support.command import d3d
 from support.tiny_model import write_tiny_drafter
 
@@ -216,3 +218,20 @@ def test_a_drafter_whose_slots_pass_layers_by_is_described_as_it_drafts(tiny_tar
     assert memory.drafter_cache_per_token == 0, "it works in the target's cache, though fused mode is not for it"
     trained = sum(one.numel() for one in model.drafter.model.trainable().values())
     assert memory.drafter_weights > 4 * trained, "weights with their deltas merged are there, too"
+
+
+def test_a_drafter_whose_slots_pass_layers_by_is_planned_for_in_fused_mode(tiny_target: Path, tmp_path: Path) -> None:
+    path, file = write_tiny_drafter(tmp_path / "drafter", tiny_target, slot_layers=(1,)), tmp_path / "profile.json"
+    profiled = d3d("profile", file, "--target", tiny_target, "--drafter", path, "--dtype", "float32", "--device", "cpu", *SMALL)
+    assert profiled.code == 0, profiled.err
+    for given in ((), ("--kept-layers", 1)):
+        planned = d3d("plan", "--profile", file, "--histogram", "10,5,3,2", *given)
+        assert "fused, " in planned.out, planned.err
+
+
+def test_without_a_fused_pass_in_the_profile_no_rows_are_chosen(measured: Path) -> None:
+    run = read_profile(measured).run()
+    bare = MeasuredCosts(run.model_copy(update={"points": [one for one in run.points if one.kind != "fused"]}))
+    trace = of_histogram([10, 5, 3, 2], source="x")
+    assert fastest_rows(bare, trace) is None
+    assert fastest_rows(MeasuredCosts(run), trace) in BUDGETS

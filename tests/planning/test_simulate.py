@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from d3d.core.errors import InvalidRequest
-from d3d.planning.costs import ONE_DEVICE, Contention, interpolate
+from d3d.planning.costs import ONE_DEVICE, Contention, ThinnedDraft, interpolate
 from d3d.planning.plan import Setup, advice, options
 from d3d.planning.simulate import Work, asynchronous, fused, pipeline, plain, serial, spread
 from d3d.planning.trace import TracedRound, of_histogram
@@ -129,6 +129,17 @@ def test_advice_finds_what_helps_and_says_how_far_acceptance_may_fall() -> None:
     assert thin.gain == pytest.approx(base / changed)
     assert thin.proviso == f"if acceptance length stays above {2.7 * changed / base:.2f}"
     assert "give the drafter a second device like this one" not in found
+
+
+def test_a_drafter_of_fewer_layers_keeps_its_fused_mode() -> None:
+    assert ThinnedDraft(FixedCosts(), 0.5).has_fused
+    assert not ThinnedDraft(FixedCosts(has_fused=False), 0.5).has_fused
+    whole, thin = (
+        {one.label: one.modelled.tpot_s for one in options(Setup(costs, of_histogram([1, 1, 8], source="x"), fused_rows=8))}
+        for costs in (FixedCosts(), ThinnedDraft(FixedCosts(), 0.5))
+    )
+    assert thin["fused, 8 rows"] == whole["fused, 8 rows"], "clean rows go through all layers, and are most of a pass"
+    assert thin["serial 2"] < whole["serial 2"]
 
 
 @pytest.mark.parametrize("fields", [{"outcomes": 0}, {"outcomes": 257}, {"hit_rate": 1.5}, {"fused_rows": 1}])

@@ -30,7 +30,7 @@ def plan(
     draft_length: Annotated[int | None, typer.Option(help="Tokens to draft a round; at most the trace's, which it is by default.")] = None,
     outcomes: Annotated[int, typer.Option(help="Async mode: outcomes prepared in a round.")] = 8,
     hit_rate: Annotated[float | None, typer.Option(help="Async mode: 0 to 1, instead of what the trace tells.")] = None,
-    rows: Annotated[int | None, typer.Option(help="Fused mode: rows of a pass. Default: the preset's.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Fused mode: rows of a pass. Default: the preset's, else the fastest.")] = None,
     kept_layers: Annotated[int | None, typer.Option(help="As if the drafter had only so many layers.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Which part of the profile. Default: as the trace was recorded, else the first.")

@@ -70,19 +70,22 @@ def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
 class ThinnedDraft:
     """Costs with a drafter of fewer layers: its passes shrink by the share that these layers have of its weights.
 
-    An estimate for passes that are bound by reading weights; what does not depend on layers (head, previous-token head) stays.
+    An estimate for passes that are bound by reading weights; what does not depend on layers (head, previous-token head) stays. A drafter
+    that has fused passes is thinned by the layers of its slots: clean rows stay the target's, so fused mode stays, and its passes, which
+    read all the target's layers anyway, are taken to cost what they did.
     """
 
     costs: Costs
     factor: float
     """What is left of a drafter's pass."""
 
-    has_fused: bool = False
-    """Clean rows of a thinned drafter are not the target's."""
-
     @property
     def has_drafter(self) -> bool:
         return self.costs.has_drafter
+
+    @property
+    def has_fused(self) -> bool:
+        return self.costs.has_fused
 
     @property
     def switch_s(self) -> float:

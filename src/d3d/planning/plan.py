@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from d3d.core.errors import InvalidRequest
 from d3d.decoding.modes import DEFAULT_OUTCOMES, MOST_OUTCOMES
+from d3d.drafting.fused_budget import BUDGETS as BUDGETS_OF_ROWS
 from d3d.planning.costs import APART, Contention, Costs, ThinnedDraft
 from d3d.planning.fused_rounds import fused_rounds
 from d3d.planning.hits import hit_rates
@@ -86,6 +87,14 @@ def _fused(setup: Setup, rows: int) -> Option:
         return Option(f"fused, {rows} rows", fused(setup.trace.rounds, setup.costs, rows))
     rounds = fused_rounds(setup.trace, rows)
     return Option(f"fused, {rows} rows", fused(rounds, setup.costs, rows), "acceptance estimated from serial rounds")
+
+
+def fastest_rows(costs: Costs, trace: Trace) -> int | None:
+    """Rows of a fused pass that take least time a token, of those that the program tries where no preset names any. None where there is
+    no fused mode, and for rounds of fused mode, which had their own."""
+    if not costs.has_fused or trace.mode == "fused" or trace.draft_length < 1:
+        return None
+    return min(BUDGETS_OF_ROWS, key=lambda rows: fused(fused_rounds(trace, rows), costs, rows).tpot_s)
 
 
 def best(setup: Setup) -> Option:

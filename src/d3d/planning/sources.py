@@ -12,7 +12,7 @@ from d3d.planning.check import Assumed
 from d3d.planning.costs import ONE_DEVICE, Contention, Costs, ThinnedDraft
 from d3d.planning.devices import find_device, find_model
 from d3d.planning.measured_costs import MeasuredCosts, thinned_factor
-from d3d.planning.plan import Setup
+from d3d.planning.plan import Setup, fastest_rows
 from d3d.planning.profile import Profile, read_profile
 from d3d.planning.roofline import Efficiency, RooflineCosts
 from d3d.planning.trace import Trace
@@ -65,7 +65,7 @@ class CostSource:
     def setup(self, trace: Trace, *, outcomes: int, hit_rate: float | None, rows: int | None) -> Setup:
         """For `d3d plan`: how it would be on these devices."""
         costs, contention, second = self._costs(trace)
-        return Setup(costs, trace, outcomes, contention, hit_rate, self._rows(rows), second)
+        return Setup(costs, trace, outcomes, contention, hit_rate, self._rows(rows) or fastest_rows(costs, trace), second)
 
     def assumed(self, trace: Trace, *, outcomes: int, hit_rate: float | None, rows: int | None) -> tuple[Costs, Assumed]:
         """For a comparison with what was measured on this machine."""
