@@ -319,8 +319,8 @@ def load(
     quantize: "int8" rounds the linear weights of both; the target then is another model, to which every mode is faithful.
     Raises InvalidCheckpoint or InvalidRequest.
 
-    A preset file says besides how to decode where a request does not, in which dtype where `dtype` is auto, and with how many threads,
-    which is torch's setting for the whole process.
+    A preset file says besides how to decode where a request does not, in which dtype where `dtype` is auto, with which weights where
+    `quantize` does not, and with how many threads, which is torch's setting for the whole process.
     """
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
@@ -335,7 +335,7 @@ def load(
     if path is not None:
         read_config(path)  # what is no drafter is refused before the target is fetched and read
     if choices is not None:
-        target, dtype = choices.target, choices.dtype if dtype == "auto" else dtype
+        target, dtype, quantize = choices.target, choices.dtype if dtype == "auto" else dtype, quantize or choices.quantize
         if choices.threads is not None:
             torch.set_num_threads(choices.threads)
     has_own = drafter is None and (choices is None or choices.drafter is None)

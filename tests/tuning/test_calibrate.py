@@ -119,6 +119,12 @@ def test_requests_that_decoded_otherwise_are_counted_and_left_out() -> None:
     assert found.left_out == wanted
 
 
+def test_a_preset_of_rounded_weights_is_compared_with_requests_of_such() -> None:
+    rounded, others = traffic(3.0, 30, quantize="int8"), traffic(9.0, 5)
+    found = calibrate(preset(quantize="int8"), [*rounded, *others])
+    assert (found.compared, found.left_out) == (30, {"unrounded weights": 5})
+
+
 def test_kinds_are_told_apart() -> None:
     mixed = [*traffic(4.0, 30), *traffic(2.0, 30, kind="later turn")]
     kinds = calibrate(preset(), mixed).kinds

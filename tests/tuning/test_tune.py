@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from d3d.core.errors import InvalidRequest
+from d3d.models.int8 import quantizations
 from d3d.models.preset_file import PresetFile, read_preset, write_preset
 from d3d.tuning.confirm import Confirmation, finalists, with_plain
 from d3d.tuning.measure import Measured
@@ -21,6 +22,8 @@ from d3d.tuning.tune import PRESET, open_models, placements, space_of
 from support.command import Outcome, d3d
 from support.tiny_model import write_tiny_drafter
 from support.tuning import Formula
+
+needs_kernel = pytest.mark.skipif(not quantizations(torch.device("cpu")), reason="this processor does not multiply bytes")
 
 PROMPTS = ["how much is two and two?", "hello", "the cat sat", "world", "naive", "on the mat", "what is a cat?", "is two and two a hat?"]
 
@@ -160,6 +163,33 @@ def test_it_writes_a_preset_that_every_command_takes(tune: Callable[..., Outcome
     again = tune("--trials", 4, "--mode", "serial", "--mode", "fused", "--finalists", 1)
     assert again.code == 0
     assert read_preset(path).tuned == preset.tuned, "nothing is measured again"
+
+
+@needs_kernel
+def test_rounded_weights_are_searched_with_recorded_and_honoured(
+    tune: Callable[..., Outcome], tmp_path: Path, tiny_target: Path, tiny_drafter: Path
+) -> None:
+    assert tune("--trials", 2, "--mode", "serial", "--finalists", 1, "--quantize", "int8").code == 0
+    path = tmp_path / "tuned" / PRESET
+    preset = read_preset(path)
+    assert preset.quantize == "int8"
+    assert tune("--trials", 2, "--mode", "serial", "--finalists", 1).is_refusal("dtype", "int8"), "an unrounded target is another one"
+    assert "int8" in d3d("show", path).out
+    given = ("--prompt", "hello", "--max-tokens", 6)
+    assert "int8" in d3d("generate", "--model", path, *given, "--dry-run").out
+    answer = d3d("generate", "--model", path, *given, "--json").record
+    plain = ("generate", "--target", tiny_target, "--dtype", "float32", "--mode", "plain", *given, "--json", "--quantize", "int8")
+    assert answer["quantize"] == "int8"
+    assert answer["token_ids"] == d3d(*plain).record["token_ids"]
+    (again,) = open_models(str(path), [str(tiny_drafter)], device="cpu", dtype="auto").values()
+    assert again.quantize == "int8"
+    assert d3d("profile", tmp_path / "profile.json", "--target", path).is_refusal("int8", "not profiled")
+
+
+def test_what_a_preset_can_not_have_rounded_is_refused_by_name(tmp_path: Path, tiny_target: Path, tiny_drafter: Path) -> None:
+    fields = {"target": str(tiny_target), "drafter": str(tiny_drafter), "dtype": "float32", "mode": "serial"}
+    write_preset(tmp_path / "odd.yaml", PresetFile(**fields, quantize="int3"))
+    assert d3d("generate", "--model", tmp_path / "odd.yaml", "--prompt", "hello").is_refusal("quantize", "int3")
 
 
 def test_every_answer_is_plain_decodings(tune: Callable[..., Outcome], tmp_path: Path) -> None:

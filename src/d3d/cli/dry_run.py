@@ -77,7 +77,8 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
         name, drafter = choices.target, drafter or choices.drafter
     device = pick_device(choice.device)
     dtype = pick_dtype(choices.dtype if choices is not None and choice.dtype == "auto" else choice.dtype, device)
-    check_quantize(choice.quantize, device)
+    quantize = choice.quantize or (None if choices is None else choices.quantize)
+    check_quantize(quantize, device)
     preset = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None
     num_layers = 0 if config is None else config.num_hidden_layers
@@ -91,14 +92,14 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
             "engine": choice.engine,
             "device": str(device),
             "dtype": str(dtype).removeprefix("torch."),
-            "quantize": choice.quantize,
+            "quantize": quantize,
         },
         "drafter": None if drafting is None else _about(drafting),
         "mode": mode,
         **(plan.auto() if mode == "auto" else plan.of(mode)),
         "cores": cores,
         "threads": torch.get_num_threads() if choices is None or choices.threads is None else choices.threads,
-        "memory": None if config is None else _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, choice.quantize),
+        "memory": None if config is None else _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, quantize),
     }
 
 

@@ -44,6 +44,7 @@ def evaluate(
     from d3d.cli.evaluation_record import acceptance_record, add_hits, hit_table
     from d3d.cli.tables import print_table
     from d3d.core.errors import InvalidRequest
+    from d3d.decoding.preset_choices import choices_of
     from d3d.drafting.packed_pass import PackedDrafter
     from d3d.models.checkpoint import read_config
     from d3d.models.fingerprint import tokenizer_fingerprint
@@ -59,7 +60,8 @@ def evaluate(
     read_config(directory)
     guess = _guess_from(mode, guess_from)
     target = target or (drafter if is_preset_file(drafter) else DEFAULT_MODEL)
-    base = open_model(target, device=device, dtype=dtype, quantize=quantize)
+    choices = choices_of(target)
+    base = open_model(target, device=device, dtype=dtype, quantize=quantize or (choices.quantize if choices is not None else None))
     (model,) = ready_drafters(base, [directory])
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):

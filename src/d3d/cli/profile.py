@@ -48,7 +48,10 @@ def profile(
     )
 
     def load(kind: str) -> Model:
-        return d3d.load(target, drafter, device=device, dtype=kind)
+        model = d3d.load(target, drafter, device=device, dtype=kind)
+        if model.quantize is not None:
+            raise InvalidRequest(f"profile: {target} asks for {model.quantize} weights, whose passes are not profiled; name its target")
+        return model
 
     with meter(100) as progress:
         made = Measurement(output, grid, tuple(dtype or ("auto",)), load).run(

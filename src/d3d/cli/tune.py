@@ -40,6 +40,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Draws the prompts, the setups to try and the noise of sampling.", min=0)] = 0,
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
+    quantize: o.QuantizeOption = None,
 ) -> None:
     """Search draft length (fixed or by confidence), mode, denoise steps, rows, outcomes, threads and drafters for least time per token.
 
@@ -63,7 +64,7 @@ def tune(
         if name not in MODES:
             raise InvalidRequest(f"mode: {name!r} is not one of {', '.join(MODES)}; plain is measured anyway")
     source = o.ModelChoice(model, target, None, None, device, dtype).check()
-    models = open_models(source, drafter or [], device=device, dtype=dtype)
+    models = open_models(source, drafter or [], device=device, dtype=dtype, quantize=quantize)
     space = space_of(models, mode or [], threads or [])
     found = tuning_prompts(prompts, next(iter(models.values())), limit=num_prompts, seed=seed)
     for line in found.notes:

@@ -72,6 +72,8 @@ class PresetFile(BaseModel):
     drafter: str | None = None
     """None: the target's own where it is a preset, else none."""
     dtype: str = "auto"
+    quantize: str | None = None
+    """What the linear weights of both are rounded to. None: nothing."""
     threads: int | None = Field(None, ge=1)
     """Of torch, for the whole process. None: as many as it takes by itself."""
     mode: str

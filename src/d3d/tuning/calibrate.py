@@ -89,8 +89,8 @@ def _differs(record: Record, preset: PresetFile, tuned: Tuned) -> str | None:
     """Why a request's rounds can't be compared; None where they can."""
     if record.target != tuned.target_fingerprint:
         return "another target"
-    if record.quantize is not None:  # d3d tune rounds nothing
-        return f"{record.quantize} weights"
+    if record.quantize != preset.quantize:
+        return f"{record.quantize or 'unrounded'} weights"
     if record.mode != preset.mode:
         return f"mode {record.mode}"
     if record.drafter != tuned.drafter_fingerprint:

@@ -74,15 +74,15 @@ class Outcome(NamedTuple):
     default: Setup
 
 
-def open_models(target: str, drafters: Sequence[str], *, device: str, dtype: str) -> dict[str, Model]:
+def open_models(target: str, drafters: Sequence[str], *, device: str, dtype: str, quantize: str | None = None) -> dict[str, Model]:
     """Models of one target with another drafter each, by the drafter's name; without any the target's own, which is OWN.
 
-    What a preset file says of decoding is left out: it is looked for anew. Raises InvalidRequest where there is no drafter at all,
-    InvalidCheckpoint for what is none.
+    What a preset file says of decoding is left out: it is looked for anew; rounded weights are another target, and stay. Raises
+    InvalidRequest where there is no drafter at all, InvalidCheckpoint for what is none.
     """
     if not drafters:
         before = torch.get_num_threads()
-        model = load(target, device=device, dtype=dtype)
+        model = load(target, device=device, dtype=dtype, quantize=quantize)
         torch.set_num_threads(before)
         if model.drafter is None:
             raise InvalidRequest(f"there is no drafter to tune for {target}: name one or more with --drafter, or a preset with --model")
@@ -90,7 +90,9 @@ def open_models(target: str, drafters: Sequence[str], *, device: str, dtype: str
     paths = {name: resolve_drafter(name) for name in drafters}
     for path in paths.values():
         read_config(path)
-    base = open_model(read_preset(target).target if is_preset_file(target) else target, device=device, dtype=dtype)
+    if is_preset_file(target):
+        target, quantize = (said := read_preset(target)).target, quantize or said.quantize
+    base = open_model(target, device=device, dtype=dtype, quantize=quantize)
     engine = NativeEngine(base.transformer)
     ready = ready_drafters(base, list(paths.values()))
     return {
@@ -181,7 +183,7 @@ def _identity(plan: TunePlan, models: dict[str, Model]) -> dict[str, Any]:
         "prompts": plan.prompts.sha256,
         "sampling": plan.sampling.model_dump(mode="json", exclude_defaults=True),
         "concurrency": plan.concurrency,
-        "dtype": model.dtype_name,
+        "dtype": model.precision,
         "device": model.device_name,
         "processor": processor(),
     }
@@ -216,6 +218,7 @@ def _preset(plan: TunePlan, models: dict[str, Model], judged: list[Confirmed], p
         target=model.target.source,
         drafter=None if drafter is None else _named(models, drafter),
         dtype=model.dtype_name,
+        quantize=model.quantize,
         threads=best.setup.threads,
         mode=best.setup.mode,
         tuned=tuned,
