@@ -11,7 +11,8 @@ from torch import Tensor
 from d3d.core.sequence import Sequence
 from d3d.drafting import block_drafter
 from d3d.drafting.block_drafter import BlockDrafter, BlockDraftSession, reveal
-from d3d.drafting.layout import MASKED, DraftLayout
+from d3d.drafting.layout import MASKED
+from d3d.models.choice import best_of
 from d3d.models.drafter import DrafterModel
 from d3d.models.tiny import tiny_transformer
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
@@ -33,14 +34,14 @@ def draft(session: BlockDraftSession, sequences: list[Sequence], *lengths: int) 
 def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The logits of every drafting pass."""
     seen: list[Tensor] = []
-    original = BlockDraftSession._pass
+    original = DrafterModel.few_logits
 
-    def watch(self: BlockDraftSession, layout: DraftLayout) -> tuple[Tensor, Tensor]:
-        states, logits = original(self, layout)
+    def watch(self: DrafterModel, hidden: Tensor, target_vocab_size: int) -> tuple[Tensor, Tensor | None]:
+        logits, token_ids = original(self, hidden, target_vocab_size)
         seen.append(logits.clone())
-        return states, logits
+        return logits, token_ids
 
-    monkeypatch.setattr(BlockDraftSession, "_pass", watch)
+    monkeypatch.setattr(DrafterModel, "few_logits", watch)
     return seen
 
 
@@ -203,7 +204,8 @@ def test_every_step_fills_its_share_and_leaves_the_rest_alone(length: int, steps
     generator = torch.Generator().manual_seed(0)
     blocks = torch.full((3, length), MASKED)
     for step, count in enumerate(filled):
-        new = reveal(blocks, torch.randn(3, length, 97, generator=generator), remaining_steps=steps - step)
+        chosen = best_of(torch.randn(3, length, 97, generator=generator), None, logprobs=True)
+        new = reveal(blocks, chosen, remaining_steps=steps - step)
         assert (new != MASKED).sum(1).tolist() == [count] * 3
         assert torch.equal(new[blocks != MASKED], blocks[blocks != MASKED])
         blocks = new

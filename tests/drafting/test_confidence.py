@@ -11,7 +11,7 @@ import torch
 
 from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.confidence import chances_of, confident_prefix
+from d3d.drafting.confidence import confident_prefix
 from d3d.engines.native import NativeEngine
 from d3d.models.drafter import DrafterModel
 from d3d.models.tiny import tiny_transformer
@@ -34,13 +34,6 @@ def test_what_is_cut_comes_back_nowhere_and_faults_stay() -> None:
     assert len(confident_prefix(BLOCK, 0.41).confidences) == 1
     assert confident_prefix(DraftBlock(fault="broken"), 0.5) == DraftBlock(fault="broken")
     assert confident_prefix(DraftBlock(), 0.5, num_sure=1) == DraftBlock()
-
-
-def test_chances_are_probabilities() -> None:
-    logits = torch.randn(2, 3, 11)
-    tokens = torch.randint(0, 11, (2, 3))
-    expected = logits.softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    assert torch.allclose(chances_of(logits, tokens), expected)
 
 
 def blocks_of(model: DrafterModel, least: float | None, *, steps: int = 1, length: int = 6) -> list[DraftBlock]:

@@ -61,7 +61,7 @@ def test_each_token_is_the_best_of_a_slots_candidates_given_the_two_before(
             scores[best] = model.transformer.head.weight[best] @ told
         expected.append(int(scores.argmax()))
         seen = [expected[-1], seen[0]]
-    model.choose_in_turn(states, logits, torch.full((1, 5), -1), torch.tensor([[TEXT[-1], TEXT[-2]]]), own_rows=model.config.own_rows)
+    model.choose_in_turn(states, logits, torch.tensor([[TEXT[-1], TEXT[-2]]]), own_rows=model.config.own_rows)
     assert logits.argmax(-1)[0].tolist() == expected
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from d3d.core.protocols import TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
-from d3d.drafting.confidence import chances_of, confident_prefix
+from d3d.drafting.confidence import confident_prefix
 from d3d.drafting.layout import MASKED, DraftLayout, draft_layout
 from d3d.engines.native import NativeSession
+from d3d.models.choice import Chosen
 from d3d.models.drafter import SEEN_TOKENS, DrafterModel
 from d3d.models.from_target import clean_rows_are_of
 from d3d.models.kv_cache import KVCache
@@ -90,16 +91,15 @@ class BlockDraftSession:
         last = torch.tensor([last_tokens(ids) for ids in known], device=self._model.transformer.device)
         finite = torch.ones(len(texts), dtype=torch.bool)
         chances = None if self._drafter.draft_confidence is None else torch.zeros(blocks.shape)
-        for step in range(self._drafter.num_denoise_steps):
+        steps = self._drafter.num_denoise_steps
+        for step in range(steps):
             self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
-            states, logits = self._pass(layout)
-            self._model.choose_in_turn(states, logits, blocks.to(logits.device), last, own_rows=self._model.config.own_rows)
-            finite &= torch.isfinite(logits.amax(-1)).all(-1).cpu()
-            before, blocks = blocks, reveal(blocks, logits, remaining_steps=self._drafter.num_denoise_steps - step)
-            if chances is not None:
-                new = chances_of(logits, blocks.clamp(min=0)).cpu()
-                chances = torch.where((before == MASKED) & (blocks != MASKED), new, chances)
+            chosen = self._choose(layout, last, None if step == 0 else blocks, logprobs=steps > 1 or chances is not None)
+            finite &= torch.isfinite(chosen.best).all(-1).cpu()
+            before, blocks = blocks, reveal(blocks, chosen, remaining_steps=steps - step)
+            if chances is not None and chosen.logprobs is not None:
+                chances = torch.where(before == blocks, chances, chosen.logprobs.exp().cpu())
         drafted = zip(blocks.tolist(), wanted, finite.tolist(), unknown, strict=True)
         made = [_block(block[:length], is_finite, odd, decoder.vocab_size) for block, length, is_finite, odd in drafted]
         if chances is None:
@@ -124,13 +124,13 @@ class BlockDraftSession:
             part = [ids[: done + CATCH_UP_ROWS] for ids, done in zip(known, self._cache.lengths, strict=True)]
             self._hidden(draft_layout(self._model.config, self._cache.lengths, part, no_blocks))
 
-    def _pass(self, layout: DraftLayout) -> tuple[Tensor, Tensor]:
-        """The rows that predict drafted tokens: states [batch, draft_length, hidden_size], and float32 logits
-        [batch, draft_length, target_vocab_size]."""
+    def _choose(self, layout: DraftLayout, last: Tensor, blocks: Tensor | None, *, logprobs: bool) -> Chosen:
+        """Run the pass, and choose a token in every place of the blocks."""
         hidden = self._hidden(layout)
-        index = layout.predicting.to(hidden.device)[..., None].expand(-1, -1, hidden.shape[-1])
-        states = hidden.gather(1, index)
-        return states, self._model.draft_logits(states, self._drafter.target_vocab_size)
+        device = hidden.device
+        states = hidden.gather(1, layout.predicting.to(device)[..., None].expand(-1, -1, hidden.shape[-1]))
+        blocks = None if blocks is None else blocks.to(device)
+        return self._model.choose(states, self._drafter.target_vocab_size, last, blocks=blocks, logprobs=logprobs)
 
     def _hidden(self, layout: DraftLayout) -> Tensor:
         hidden = self._model.hidden(layout.token_ids, layout.positions, layout.mask, self._cache, layout.num_slots)
@@ -195,18 +195,18 @@ def _block(token_ids: list[int], is_finite: bool, odd: bool, vocab_size: int) ->
     return DraftBlock(tuple(token_ids)) if is_finite else DraftBlock(fault=NOT_FINITE)
 
 
-def reveal(blocks: Tensor, logits: Tensor, *, remaining_steps: int) -> Tensor:
+def reveal(blocks: Tensor, chosen: Chosen, *, remaining_steps: int) -> Tensor:
     """Fill the most confident masked places: all of them in the last step, an even share before.
 
-    blocks int64 [batch, draft_length], MASKED where open; logits float32 [batch, draft_length, vocab]. Returns new blocks.
+    blocks int64 [batch, draft_length], MASKED where open; chosen: for every place, with `logprobs` before the last step. Returns new
+    blocks.
     """
-    best, tokens = logits.max(-1)
     open_places = blocks == MASKED
-    filled = torch.where(open_places, tokens.to(blocks.device), blocks)
-    if remaining_steps == 1:
+    filled = torch.where(open_places, chosen.token_ids.to(blocks.device), blocks)
+    if remaining_steps == 1 or chosen.logprobs is None:
         return filled
     count = -(-int(open_places.sum(1).max()) // remaining_steps)
-    confidence = (best - logits.logsumexp(-1)).to(blocks.device).masked_fill(~open_places, float("-inf"))
-    chosen = confidence.topk(count, dim=1).indices
-    keep = torch.zeros_like(open_places).scatter(1, chosen, True) & open_places
+    confidence = chosen.logprobs.to(blocks.device).masked_fill(~open_places, float("-inf"))
+    most = confidence.topk(count, dim=1).indices
+    keep = torch.zeros_like(open_places).scatter(1, most, True) & open_places
     return torch.where(keep, filled, blocks)

@@ -10,16 +10,7 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-import torch
-from torch import Tensor
-
 from d3d.core.types import DraftBlock
-
-
-def chances_of(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """logits float32 [..., vocab_size], token_ids int64 [...] -> float32 [...]: the probability of each token."""
-    token_ids = token_ids.to(logits.device)[..., None]
-    return torch.exp(logits.gather(-1, token_ids)[..., 0] - logits.logsumexp(-1))
 
 
 def confident_prefix(block: DraftBlock, least: float | None, *, num_sure: int = 0) -> DraftBlock:

@@ -88,8 +88,7 @@ class PackedDrafter:
             joined = torch.cat([rows for _, rows in alike])
             logits = self.model.draft_logits(joined, self.target_vocab_size)
             last = torch.tensor([ids for each, _ in alike for ids in each.last_tokens()], device=logits.device)
-            still_open = torch.full(logits.shape[:2], -1, device=logits.device)
-            self.model.choose_in_turn(joined, logits, still_open, last, own_rows=config.own_rows)
+            self.model.choose_in_turn(joined, logits, last, own_rows=config.own_rows)
             for (each, _), scores in zip(alike, logits.split([len(rows) for _, rows in alike]), strict=True):
                 each.session.take_in(each, scores)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.rules import BlockAttention
+from d3d.models.choice import Candidates, Chosen, best_of, joined
 from d3d.models.kv_cache import KeyValueStore
 from d3d.models.linear import Linear, linear, merge_deltas
 from d3d.models.transformer import Transformer
@@ -243,13 +244,27 @@ class DrafterModel(nn.Module):
     def draft_logits(self, hidden: Tensor, target_vocab_size: int) -> Tensor:
         """hidden [..., hidden_size] -> float32 [..., target_vocab_size] in which what can't be drafted is -inf: the mask token, and what
         is not in the draft vocabulary."""
-        if self.draft_ids is None:
-            return self.without_mask_token(self.transformer.logits(hidden), target_vocab_size)
+        few, token_ids = self.few_logits(hidden, target_vocab_size)
+        if token_ids is None:
+            return few
+        logits = torch.full((*few.shape[:-1], target_vocab_size), float("-inf"), device=few.device)
+        logits[..., token_ids] = few
+        return logits
+
+    def few_logits(self, hidden: Tensor, target_vocab_size: int) -> tuple[Tensor, Tensor | None]:
+        """The same without what is not in the draft vocabulary: float32 [..., tokens], and whose logits they are, int64 [tokens]; None
+        where all can be drafted."""
+        token_ids = self.draft_ids
+        if token_ids is None:
+            return self.without_mask_token(self.transformer.logits(hidden), target_vocab_size), None
         head = self._draft_head
-        few = linear(hidden, self._head_rows()[self.draft_ids]) if head is None else head.forward(hidden)
-        logits = torch.full((*few.shape[:-1], self.transformer.config.vocab_size), float("-inf"), device=few.device)
-        logits[..., self.draft_ids] = few.float()
-        return self.without_mask_token(logits, target_vocab_size)
+        logits = (linear(hidden, self._head_rows()[token_ids]) if head is None else head.forward(hidden)).float()
+        if target_vocab_size < self.transformer.config.vocab_size:
+            token_ids = token_ids[token_ids < target_vocab_size]
+            logits = logits[..., : len(token_ids)]
+        if self.config.mask_token_id is not None:
+            logits = logits.masked_fill(token_ids == self.config.mask_token_id, float("-inf"))
+        return logits, token_ids
 
     def without_mask_token(self, logits: Tensor, target_vocab_size: int) -> Tensor:
         """Logits of the decoder's head [..., vocab_size] -> float32 [..., target_vocab_size] in which the mask token can't be chosen."""
@@ -268,38 +283,68 @@ class DrafterModel(nn.Module):
         out: Tensor = head(states, head.reading(states), head.sight(self.transformer.embed(seen_ids)))
         return out
 
-    def choose_in_turn(self, states: Tensor, logits: Tensor, blocks: Tensor, last_ids: Tensor, *, own_rows: int) -> None:
-        """Choose again, in place, among each slot's CANDIDATES best tokens, by what the tokens before it are; where these are still open
-        they are what was chosen in the rows before. Other tokens get -inf.
+    def choose(
+        self, states: Tensor, target_vocab_size: int, last_ids: Tensor, *, blocks: Tensor | None = None, logprobs: bool = False
+    ) -> Chosen:
+        """The draft that states [n, draft_length, hidden_size] predict; last_ids and blocks as `candidates` has them."""
+        logits, token_ids = self.few_logits(states, target_vocab_size)
+        own_rows = self.config.own_rows
+        found = self.candidates(states, logits, last_ids, own_rows=own_rows, token_ids=token_ids, blocks=blocks)
+        if found is None:
+            return best_of(logits, token_ids, logprobs=logprobs)
+        in_turn = best_of(found.scores, found.token_ids, logprobs=logprobs)
+        return joined(best_of(logits[:, :own_rows], token_ids, logprobs=logprobs), in_turn) if own_rows else in_turn
 
-        states [n, draft_length, hidden_size] and their logits, float32 [n, draft_length, vocab_size]; blocks int64 [n, draft_length],
-        negative where open; last_ids int64 [n, SEEN_TOKENS]: the last committed tokens, the anchor first; own_rows: how many of the
-        first rows are clean and know their tokens. Nothing happens without a previous-token head.
+    def choose_in_turn(self, states: Tensor, logits: Tensor, last_ids: Tensor, *, own_rows: int) -> None:
+        """Leave in logits of the whole vocabulary, float32 [n, draft_length, vocab_size], those of the `candidates` alone, with their
+        scores; -inf elsewhere. In place; nothing happens without a previous-token head."""
+        found = self.candidates(states, logits, last_ids, own_rows=own_rows)
+        if found is not None:
+            logits[:, own_rows:] = float("-inf")
+            logits[:, own_rows:].scatter_(2, found.token_ids, found.scores)
+
+    def candidates(
+        self,
+        states: Tensor,
+        logits: Tensor,
+        last_ids: Tensor,
+        *,
+        own_rows: int,
+        token_ids: Tensor | None = None,
+        blocks: Tensor | None = None,
+    ) -> Candidates | None:
+        """Each slot's CANDIDATES best tokens, scored again by what the tokens before it are; where these are still open they are what was
+        chosen in the rows before. None without a previous-token head, or without slots.
+
+        states [n, draft_length, hidden_size]; logits float32 [n, draft_length, tokens] and token_ids as of `few_logits`; last_ids int64
+        [n, SEEN_TOKENS]: the last committed tokens, the anchor first; own_rows: how many of the first rows are clean and know their
+        tokens; blocks int64 [n, draft_length], negative where open; None: all are.
         """
         head = self.previous_token_head
         if head is None or logits.shape[1] == own_rows:
-            return
-        best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2])).indices
-        banned = logits[:, own_rows:].gather(2, best).isneginf()
-        rows, reading = self._head_rows()[best], head.reading(states)
-        chosen, all_scores = logits[:, :own_rows].argmax(-1), []
-        some_banned, some_known = bool(banned.any()), bool((blocks >= 0).any())
+            return None
+        values, best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2]))
+        best = best if token_ids is None else token_ids[best]
+        banned = values.isneginf() if bool(values[..., -1].isneginf().any()) else None
+        reading, rows = head.reading(states), F.embedding(best, self._head_rows()).float()
+        own = best_of(logits[:, :own_rows], token_ids, logprobs=False).token_ids if own_rows else None
+        all_scores = []
         seen = head.sight(self.transformer.embed(last_ids))
         for place in range(logits.shape[1]):
-            if place >= own_rows:
-                told = head(states[:, place], reading[:, place], seen)
-                scores = torch.matmul(rows[:, place - own_rows], told[..., None])[..., 0].float()
-                if some_banned:
+            if own is not None and place < own_rows:
+                chosen = own[:, place : place + 1]
+            else:
+                told = head.forward(states[:, place], reading[:, place], seen)
+                scores = torch.matmul(rows[:, place - own_rows], told.float()[..., None])[..., 0]
+                if banned is not None:
                     scores.masked_fill_(banned[:, place - own_rows], float("-inf"))
                 all_scores.append(scores)
-                token_ids = best[:, place - own_rows].gather(1, scores.argmax(-1, keepdim=True))
-            else:
-                token_ids = chosen[:, place : place + 1]
-            if some_known:
-                token_ids = torch.where(blocks[:, place : place + 1] < 0, token_ids, blocks[:, place : place + 1])
-            seen = torch.cat((head.sight(self.transformer.embed(token_ids)), seen[:, :-1]), dim=1)
-        logits[:, own_rows:] = float("-inf")
-        logits[:, own_rows:].scatter_(2, best, torch.stack(all_scores, dim=1))
+                chosen = best[:, place - own_rows].gather(1, scores.argmax(-1, keepdim=True))
+            if blocks is not None:
+                chosen = torch.where(blocks[:, place : place + 1] < 0, chosen, blocks[:, place : place + 1])
+            if place + 1 < logits.shape[1]:
+                seen = torch.cat((head.sight(self.transformer.embed(chosen)), seen[:, :-1]), dim=1)
+        return Candidates(best, torch.stack(all_scores, dim=1))
 
     def _head_rows(self) -> Tensor:
         """The head's weight as rows that can be picked, [vocab_size, hidden_size]."""

@@ -78,7 +78,7 @@ def _block_logits(model: DrafterModel, token_ids: Tensor, hidden: Tensor, cache:
     states = torch.cat(rows, dim=1)
     logits = model.draft_logits(states, model.transformer.config.vocab_size)
     last = torch.stack([token_ids[(anchors - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
-    model.choose_in_turn(states, logits, torch.full(logits.shape[:2], -1, device=logits.device), last, own_rows=config.own_rows)
+    model.choose_in_turn(states, logits, last, own_rows=config.own_rows)
     return logits
 
 
@@ -93,7 +93,7 @@ def fused_blocks(model: DrafterModel, token_ids: Tensor, first: int, draft_lengt
         slots = slot_pass(model, cache, hang_blocks(token_ids, chunk, draft_length, model.config)).view(len(chunk), draft_length, -1)
         logits = model.without_mask_token(model.transformer.logits(slots), model.transformer.config.vocab_size)
         last = torch.stack([token_ids[(chunk + 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
-        model.choose_in_turn(slots, logits, torch.full(logits.shape[:2], -1, device=logits.device), last, own_rows=0)
+        model.choose_in_turn(slots, logits, last, own_rows=0)
         blocks += logits.argmax(-1).tolist()
     return blocks
 

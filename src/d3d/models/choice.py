@@ -1,0 +1,42 @@
+"""What a drafter chooses for each place of a draft, and among which tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Chosen(NamedTuple):
+    """The tokens of drafts, and what the drafter gives them; each [n, draft_length]."""
+
+    token_ids: Tensor
+    """int64"""
+    best: Tensor
+    """float32: their logits, the largest of each row; not finite where the drafter is broken."""
+    logprobs: Tensor | None
+    """float32: log of their probabilities; None where nobody asked."""
+
+
+class Candidates(NamedTuple):
+    """Tokens among which each slot's is chosen when those before it are known; both [n, slots, candidates]."""
+
+    token_ids: Tensor
+    """int64"""
+    scores: Tensor
+    """float32, -inf for what can't be drafted."""
+
+
+def best_of(logits: Tensor, token_ids: Tensor | None, *, logprobs: bool) -> Chosen:
+    """The best token of each row of logits, float32 [n, rows, tokens]; token_ids int64 [tokens] or [n, rows, tokens]: whose logits they
+    are, None where they are those of 0, 1, 2, ..."""
+    best, index = logits.max(-1)
+    chosen = index if token_ids is None else token_ids.expand(logits.shape).gather(-1, index[..., None])[..., 0]
+    return Chosen(chosen, best, best - logits.logsumexp(-1) if logprobs else None)
+
+
+def joined(first: Chosen, then: Chosen) -> Chosen:
+    """Rows of the same drafts, one part behind the other."""
+    logprobs = None if first.logprobs is None or then.logprobs is None else torch.cat((first.logprobs, then.logprobs), dim=1)
+    return Chosen(torch.cat((first.token_ids, then.token_ids), dim=1), torch.cat((first.best, then.best), dim=1), logprobs)
