@@ -82,14 +82,15 @@ def fast(smollm2: Path) -> d3d.Model:
     return d3d.load("smollm2-135m-fast", dtype="float32")
 
 
-def test_the_fast_preset_is_small_thinned_and_says_where_it_comes_from(smollm2: Path) -> None:
+@pytest.mark.parametrize(("name", "anchor_slot"), [("smollm2-135m-fast", True), ("smollm2-135m-fused", False)])
+def test_a_thinned_preset_is_small_and_says_where_it_comes_from(smollm2: Path, name: str, anchor_slot: bool) -> None:
     from d3d.models.loading import resolve_drafter
 
-    directory = resolve_drafter("smollm2-135m-fast")
+    directory = resolve_drafter(name)
     assert sum(file.stat().st_size for file in directory.iterdir()) <= 24 * 2**20
     config = read_config(directory)
     assert config.base.source == "smollm2-135m"
-    assert config.drafter.anchor_slot
+    assert config.drafter.anchor_slot == anchor_slot
     assert config.drafter.slot_layers is not None
     assert len(config.drafter.slot_layers) < len(config.drafter.kept_layers)
     assert "Apache-2.0" in (directory / "NOTICE.md").read_text()
@@ -109,3 +110,13 @@ def test_the_fast_preset_gives_the_targets_own_ids_in_fewer_passes(fast: d3d.Mod
     assert drafted.speculation is not None
     assert drafted.speculation.mode == "serial"
     assert drafted.speculation.acceptance_length > 2
+
+
+def test_the_fused_preset_gives_the_targets_own_ids_in_fewer_passes(smollm2: Path) -> None:
+    fused = d3d.load("smollm2-135m-fused", dtype="float32")
+    question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
+    plain, drafted = (fused.generate(question, mode=mode, max_tokens=48) for mode in ("plain", None))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.speculation is not None
+    assert drafted.speculation.mode == "fused"
+    assert drafted.speculation.acceptance_length > 1.5

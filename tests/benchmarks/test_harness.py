@@ -219,7 +219,7 @@ def test_two_runs_do_not_write_to_one_directory(plan: Plan, model: d3d.Model) ->
 
     def show(done: int, text: str) -> None:
         if not inner:
-            with pytest.raises(InvalidRequest, match="another benchmark is writing"):
+            with pytest.raises(InvalidRequest, match="another benchmark is at work"):
                 run(plan, model, [])
             inner.append(text)
 

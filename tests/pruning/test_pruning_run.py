@@ -131,6 +131,19 @@ def test_another_runs_directory_is_refused_and_stays(target: OpenModel, drafter:
     assert len(pruned(tmp_path / "run", drafter, target, fewest_layers=3).curve) == 2, "a run may go on to fewer layers"
 
 
+def test_two_runs_do_not_work_in_one_directory(target: OpenModel, drafter: Path, tmp_path: Path) -> None:
+    run = PruningRun(tmp_path / "run", drafter, target, ANSWERS, SETTINGS)
+    refused = []
+
+    def intrude(_: Depth) -> None:
+        with pytest.raises(InvalidRequest, match="another d3d prune is at work"):
+            PruningRun(tmp_path / "run", drafter, target, ANSWERS, SETTINGS).run(lambda _: None)
+        refused.append(True)
+
+    run.run(intrude)
+    assert refused
+
+
 def a_depth(layers: int, judged: float) -> Depth:
     return Depth(layers=layers, removed=None, acceptance_length=0.0, judged=judged, checkpoint="")
 

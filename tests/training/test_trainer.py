@@ -322,6 +322,18 @@ def test_a_run_keeps_the_best_and_its_measure(base: OpenModel, texts: list[Sampl
     load_drafter(tmp_path / "best", base)
 
 
+def test_two_runs_do_not_work_in_one_directory(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:
+    refused = []
+
+    def intrude(_: StepStats) -> None:
+        with pytest.raises(InvalidRequest, match="another d3d train is at work"):
+            TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:]).run(lambda _: None)
+        refused.append(True)
+
+    TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:]).run(intrude)
+    assert refused
+
+
 def test_the_untrained_start_is_measured_where_that_is_wanted(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:
     training = TrainingRun(tmp_path, base, run_config(measure_start=True), texts[:4], texts[4:])
     training.run(lambda _: None, stop=lambda: training.trainer.step >= 1)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
 
 from d3d.api import Model
 from d3d.benchmarks import provenance
@@ -24,6 +23,7 @@ from d3d.benchmarks.methods import PLAIN, Method, settings_for
 from d3d.benchmarks.prompt_sets import Prompt, PromptSet
 from d3d.benchmarks.recording import Measured, make_row
 from d3d.benchmarks.rows import ROWS_FILE, Row, RowWriter, read_rows, row_key
+from d3d.core.alone import alone_in
 from d3d.core.errors import InvalidRequest
 from d3d.core.machine import processor
 from d3d.core.memory import PeakMemory
@@ -97,12 +97,8 @@ class Benchmark:
         Raises InvalidRequest where another process is at work in the directory, or the directory holds another run.
         """
         directory = self._plan.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(directory / ".lock", timeout=0):
-                return self._run(directory, show)
-        except Timeout as error:
-            raise InvalidRequest(f"another benchmark is writing to {directory}; wait for it, or give this one another name") from error
+        with alone_in(directory, "benchmark"):
+            return self._run(directory, show)
 
     def _run(self, directory: Path, show: Callable[[int, str], None]) -> list[Row]:
         provenance.begin(directory, self._fixed(), self._about_sets(), {method.name: method.describe() for method in self._methods})

@@ -70,7 +70,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-SHIPPED = {"smollm2-135m-fast": "assets/presets/smollm2-135m-fast.yaml"}
+SHIPPED = {name: f"assets/presets/{name}.yaml" for name in ("smollm2-135m-fast", "smollm2-135m-fused")}
 """Preset files that come with d3d, by the names that stand for them."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from d3d.core.alone import alone_in
 from d3d.core.errors import InvalidRequest
 from d3d.models.checkpoint import load_drafter, read_config, read_provenance, save_drafter
 from d3d.models.drafter import DrafterModel
@@ -119,7 +120,11 @@ class PruningRun:
         self.curve = [Depth.model_validate_json(line) for line in lines[1:]]
 
     def run(self, on_depth: Callable[[Depth], None], on_look: Callable[[str], None] = lambda _: None) -> None:
-        """Prune to the fewest layers. `on_look`: told what is being looked at."""
+        """Prune to the fewest layers. `on_look`: told what is being looked at. Raises InvalidRequest where another process does so here."""
+        with alone_in(self.directory, "d3d prune"):
+            self._run(on_depth, on_look)
+
+    def _run(self, on_depth: Callable[[Depth], None], on_look: Callable[[str], None]) -> None:
         if not self.curve:
             self._keep(load_drafter(self._source, self.target), None, {}, {}, on_depth)
         while len(self.curve) < self.depths:

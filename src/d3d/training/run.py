@@ -13,12 +13,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from d3d.core.alone import alone_in
 from d3d.core.errors import D3DError, InvalidCheckpoint, InvalidRequest
 from d3d.models.checkpoint import check_mask_token, restore_interrupted, save_drafter, start_from
 from d3d.models.drafter import DrafterModel
@@ -114,7 +116,11 @@ class TrainingRun:
 
     def run(self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False) -> None:
         """Train, evaluate and save until the end or `stop`. What else interrupts it costs the steps since the last save: it may
-        come in the middle of a step, whose state is worth nothing."""
+        come in the middle of a step, whose state is worth nothing. Raises InvalidRequest where another run is at work in the directory."""
+        with alone_in(self.directory, "d3d train") if self.parallel.rank == 0 else nullcontext():
+            self._run(on_step, stop)
+
+    def _run(self, on_step: Callable[[StepStats], None], stop: Callable[[], bool]) -> None:
         saved = time.monotonic()
 
         def after(stats: StepStats) -> None:

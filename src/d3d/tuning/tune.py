@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from filelock import FileLock, Timeout
 
 from d3d.api import Model, load
+from d3d.core.alone import alone_in
 from d3d.core.errors import InvalidRequest
 from d3d.core.machine import machine, processor, versions
 from d3d.core.types import SamplingParams
@@ -145,12 +145,9 @@ def tune(plan: TunePlan, models: dict[str, Model], space: Space, meter: Metering
     Raises InvalidRequest where the directory holds another search or another process is at work in it.
     """
     measurer = LoopMeasurer(models, plan.cases, plan.sampling)
-    plan.directory.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(plan.directory / ".lock", timeout=0):
+        with alone_in(plan.directory, "d3d tune"):
             return run(plan, models, space, measurer, meter, stop)
-    except Timeout as error:
-        raise InvalidRequest(f"another d3d tune is at work in {plan.directory}; wait for it, or name another directory") from error
     finally:
         measurer.close()
 
