@@ -326,7 +326,7 @@ class DrafterModel(nn.Module):
         values, best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2]))
         best = best if token_ids is None else token_ids[best]
         banned = values.isneginf() if bool(values[..., -1].isneginf().any()) else None
-        reading, rows = head.reading(states), F.embedding(best, self._head_rows()).float()
+        reading, rows = head.reading(states), F.embedding(best, self._head_rows())
         own = best_of(logits[:, :own_rows], token_ids, logprobs=False).token_ids if own_rows else None
         all_scores = []
         seen = head.sight(self.transformer.embed(last_ids))
@@ -335,7 +335,7 @@ class DrafterModel(nn.Module):
                 chosen = own[:, place : place + 1]
             else:
                 told = head.forward(states[:, place], reading[:, place], seen)
-                scores = torch.matmul(rows[:, place - own_rows], told.float()[..., None])[..., 0]
+                scores = torch.matmul(rows[:, place - own_rows].float(), told.float()[..., None])[..., 0]
                 if banned is not None:
                     scores.masked_fill_(banned[:, place - own_rows], float("-inf"))
                 all_scores.append(scores)
