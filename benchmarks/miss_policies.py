@@ -112,8 +112,7 @@ class Answer:
 
     def _chosen(self, states: torch.Tensor, logits: torch.Tensor, last: list[list[int]]) -> Drafted:
         model = self.session._model
-        still_open = torch.full(logits.shape[:2], -1)
-        model.choose_in_turn(states, logits, still_open, torch.tensor(last), own_rows=model.config.own_rows)
+        model.choose_in_turn(states, logits, torch.tensor(last), own_rows=model.config.own_rows)
         places = self.session._places(logits[0])
         return Drafted(tuple(place.token_ids[0] for place in places[:-1]), places)
 

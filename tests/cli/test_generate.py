@@ -232,13 +232,13 @@ def test_draft_length_is_the_width_of_a_round(generate: Any) -> None:
 def test_denoise_steps_run_more_drafter_passes(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from d3d.drafting.block_drafter import BlockDraftSession
 
-    passes, real = [0], BlockDraftSession._pass
+    passes, real = [0], BlockDraftSession._choose
 
-    def counted(self: BlockDraftSession, layout: Any) -> torch.Tensor:
+    def counted(self: BlockDraftSession, *rest: Any, **options: Any) -> Any:
         passes[0] += 1
-        return real(self, layout)
+        return real(self, *rest, **options)
 
-    monkeypatch.setattr(BlockDraftSession, "_pass", counted)
+    monkeypatch.setattr(BlockDraftSession, "_choose", counted)
     per_round = []
     for steps in (1, 3):
         passes[0] = 0
