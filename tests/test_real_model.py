@@ -77,11 +77,6 @@ def test_the_answer_makes_sense(model: d3d.Model) -> None:
     assert "Paris" in model.generate("What is the capital of France?", mode="plain", max_tokens=24).text
 
 
-@pytest.fixture(scope="module")
-def fast(smollm2: Path) -> d3d.Model:
-    return d3d.load("smollm2-135m-fast", dtype="float32")
-
-
 @pytest.mark.parametrize(("name", "anchor_slot"), [("smollm2-135m-fast", True), ("smollm2-135m-fused", False)])
 def test_a_thinned_preset_is_small_and_says_where_it_comes_from(smollm2: Path, name: str, anchor_slot: bool) -> None:
     from d3d.models.loading import resolve_drafter
@@ -103,20 +98,12 @@ def test_the_fast_preset_was_tuned_with_the_drafter_that_it_brings(smollm2: Path
     assert d3d.load("smollm2-135m-fast", dtype="bfloat16").drafter_fingerprint == tuned.drafter_fingerprint
 
 
-def test_the_fast_preset_gives_the_targets_own_ids_in_fewer_passes(fast: d3d.Model) -> None:
+@pytest.mark.parametrize(("name", "mode", "tokens_a_round"), [("smollm2-135m-fast", "serial", 2), ("smollm2-135m-fused", "fused", 1.5)])
+def test_a_thinned_preset_gives_the_targets_own_ids_in_fewer_passes(smollm2: Path, name: str, mode: str, tokens_a_round: float) -> None:
+    thinned = d3d.load(name, dtype="float32")
     question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
-    plain, drafted = (fast.generate(question, mode=mode, max_tokens=48) for mode in ("plain", None))
+    plain, drafted = (thinned.generate(question, mode=way, max_tokens=48) for way in ("plain", None))
     assert drafted.token_ids == plain.token_ids
     assert drafted.speculation is not None
-    assert drafted.speculation.mode == "serial"
-    assert drafted.speculation.acceptance_length > 2
-
-
-def test_the_fused_preset_gives_the_targets_own_ids_in_fewer_passes(smollm2: Path) -> None:
-    fused = d3d.load("smollm2-135m-fused", dtype="float32")
-    question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
-    plain, drafted = (fused.generate(question, mode=mode, max_tokens=48) for mode in ("plain", None))
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.speculation is not None
-    assert drafted.speculation.mode == "fused"
-    assert drafted.speculation.acceptance_length > 1.5
+    assert drafted.speculation.mode == mode
+    assert drafted.speculation.acceptance_length > tokens_a_round

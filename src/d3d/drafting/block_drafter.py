@@ -130,7 +130,9 @@ class BlockDraftSession:
         device = hidden.device
         states = hidden.gather(1, layout.predicting.to(device)[..., None].expand(-1, -1, hidden.shape[-1]))
         blocks = None if blocks is None else blocks.to(device)
-        return self._model.choose(states, self._drafter.target_vocab_size, last, blocks=blocks, logprobs=logprobs)
+        logits, token_ids = self._model.few_logits(states, self._drafter.target_vocab_size)
+        own_rows = self._model.config.own_rows
+        return self._model.choose(states, logits, last, own_rows=own_rows, token_ids=token_ids, blocks=blocks, logprobs=logprobs)
 
     def _hidden(self, layout: DraftLayout) -> Tensor:
         hidden = self._model.hidden(layout.token_ids, layout.positions, layout.mask, self._cache, layout.num_slots)
@@ -203,8 +205,9 @@ def reveal(blocks: Tensor, chosen: Chosen, *, remaining_steps: int) -> Tensor:
     """
     open_places = blocks == MASKED
     filled = torch.where(open_places, chosen.token_ids.to(blocks.device), blocks)
-    if remaining_steps == 1 or chosen.logprobs is None:
+    if remaining_steps == 1:
         return filled
+    assert chosen.logprobs is not None, "which places are surest is not known"
     count = -(-int(open_places.sum(1).max()) // remaining_steps)
     confidence = chosen.logprobs.to(blocks.device).masked_fill(~open_places, float("-inf"))
     most = confidence.topk(count, dim=1).indices

@@ -21,7 +21,6 @@ from d3d.drafting.block_drafter import NOT_FINITE, last_tokens
 from d3d.drafting.fused_layout import fused_layout
 from d3d.drafting.fused_plan import FusedPlan, Survival, plan_rows
 from d3d.engines.native import NativeEngine, NativeSession
-from d3d.models.choice import best_of
 from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.from_target import clean_rows_are_of
 from d3d.models.transformer import Transformer
@@ -243,7 +242,6 @@ class FusedDrafts:
         model = self._engine.model
         states, logits = group.states[None], model.without_mask_token(group.logits[None], self._engine.vocab_size)
         last = torch.tensor([last_tokens(sequence.token_ids)], device=states.device)
-        found = model.candidates(states, logits, last, own_rows=0)
-        chosen = best_of(logits, None, logprobs=True) if found is None else best_of(found.scores, found.token_ids, logprobs=True)
+        chosen = model.choose(states, logits, last, own_rows=0, logprobs=True)
         assert chosen.logprobs is not None
         return chosen.token_ids[0].tolist(), chosen.logprobs[0].exp().tolist()

@@ -284,11 +284,17 @@ class DrafterModel(nn.Module):
         return out
 
     def choose(
-        self, states: Tensor, target_vocab_size: int, last_ids: Tensor, *, blocks: Tensor | None = None, logprobs: bool = False
+        self,
+        states: Tensor,
+        logits: Tensor,
+        last_ids: Tensor,
+        *,
+        own_rows: int,
+        token_ids: Tensor | None = None,
+        blocks: Tensor | None = None,
+        logprobs: bool = False,
     ) -> Chosen:
-        """The draft that states [n, draft_length, hidden_size] predict; last_ids and blocks as `candidates` has them."""
-        logits, token_ids = self.few_logits(states, target_vocab_size)
-        own_rows = self.config.own_rows
+        """The best token in each place of the drafts, among its `candidates` where it has some; arguments as there."""
         found = self.candidates(states, logits, last_ids, own_rows=own_rows, token_ids=token_ids, blocks=blocks)
         if found is None:
             return best_of(logits, token_ids, logprobs=logprobs)

@@ -93,8 +93,7 @@ def fused_blocks(model: DrafterModel, token_ids: Tensor, first: int, draft_lengt
         slots = slot_pass(model, cache, hang_blocks(token_ids, chunk, draft_length, model.config)).view(len(chunk), draft_length, -1)
         logits = model.without_mask_token(model.transformer.logits(slots), model.transformer.config.vocab_size)
         last = torch.stack([token_ids[(chunk + 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=1)
-        model.choose_in_turn(slots, logits, last, own_rows=0)
-        blocks += logits.argmax(-1).tolist()
+        blocks += model.choose(slots, logits, last, own_rows=0).token_ids.tolist()
     return blocks
 
 
