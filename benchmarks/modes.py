@@ -15,6 +15,7 @@ import json
 import os
 import platform
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_argument(
         "--draft-confidences", type=float, nargs="*", default=[], help="of serial mode, at the longest of the draft lengths"
     )
+    parser.add_argument("--lookups", type=int, nargs="*", default=[], help="of serial mode, each at every draft length")
+    parser.add_argument("--least-kept", type=float, nargs="*", default=[], help="of serial mode, each with each of the lookups")
     parser.add_argument("--rows", type=int, nargs="*", default=[6, 9, 12, 16], help="of fused mode")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -55,6 +58,10 @@ def main() -> None:
         f"serial {longest} cut {least:g}": {"mode": "serial", "draft_length": longest, "draft_confidence": least}
         for least in options.draft_confidences
     }
+    for length, lookup in product(options.draft_lengths, options.lookups):
+        way = {"mode": "serial", "draft_length": length, "lookup": lookup}
+        ways |= {f"serial {length} lookup {lookup}": way}
+        ways |= {f"serial {length} lookup {lookup} least {least:g}": way | {"least_kept": least} for least in options.least_kept}
     ways |= {f"fused {rows}": {"mode": "fused", "rows": rows} for rows in options.rows}
     for way in ways.values():  # warm-up, not measured
         model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})

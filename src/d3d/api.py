@@ -127,7 +127,8 @@ class Model:
         return usual_mode(self.choices, has_drafter=self.drafter is not None)
 
     def options(self, mode: str, options: ModeOptions) -> ModeOptions:
-        """Options of a request in this mode: its own, and what it leaves open as the preset file has it, where that is of the same mode."""
+        """Options of a request in this mode: its own, and what it leaves open as the preset file has it, where that is of the
+        same mode (for auto mode: of serial)."""
         return filled_in(self.choices, mode, options)
 
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:
@@ -188,6 +189,8 @@ class Model:
         miss_policy: str | None = None,
         placement: str | None = None,
         draft_confidence: float | None = None,
+        lookup: int | None = None,
+        least_kept: float | None = None,
         raw: bool = False,
         thinking: bool | None = None,
         **sampling: Any,
@@ -195,12 +198,13 @@ class Model:
         """Answer piece by piece: the first token at once, then one chunk a round.
 
         mode: "plain", "serial", "fused", "async" or "auto" (default: `default_mode`). draft_length, num_denoise_steps, rows, outcomes,
-        miss_policy, placement, draft_confidence: see `ModeOptions`. sampling: fields of `SamplingParams`.
+        miss_policy, placement, draft_confidence, lookup, least_kept: see `ModeOptions`. sampling: fields of `SamplingParams`.
         Raises InvalidRequest before anything is computed; the clock starts when the first chunk is asked for. The first request in async
         mode starts a draft worker and waits for it (WorkerFailed where it does not come up), which `close` ends.
         """
         mode = mode or self.default_mode
-        options = self.options(mode, ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence))
+        of_mode = ModeOptions(draft_length, num_denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence, lookup, least_kept)
+        options = self.options(mode, of_mode)
         request = self._request(prompt, sampling, raw=raw, thinking=thinking)
         chosen = self.decoding(mode, options)
         return self._run(request, chosen, self._settings(mode, chosen, options, request, thinking))
@@ -250,7 +254,8 @@ class Model:
         """What the request's result says of what was asked for."""
         seed = None if request.sequence.params.greedy else request.sequence.seed
         report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
-        return Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, self.quantize, report)
+        may_pause = bool(options.least_kept)
+        return Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, self.quantize, report, may_pause)
 
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
         """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""

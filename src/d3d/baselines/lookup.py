@@ -1,7 +1,6 @@
-"""Prompt lookup: propose what followed the last time that the text ended like this.
+"""Prompt lookup: propose what followed the last time that the text ended like this (`d3d.drafting.ngrams`).
 
-The idea is Apoorv Saxena's (github.com/apoorvumang/prompt-lookup-decoding, 2023). It needs no model, and helps where answers repeat
-their prompt: summaries, edits, code. Of several earlier places the latest is taken.
+It needs no model, and helps where answers repeat their prompt: summaries, edits, code.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
+from d3d.drafting.ngrams import NgramIndex
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,3 @@ class LookupSession:
 
     def join(self, count: int) -> None:
         self._indices += [NgramIndex(self._drafter.shortest, self._drafter.longest) for _ in range(count)]
-
-
-class NgramIndex:
-    """Where each run of tokens of a growing text was continued last. A token costs the same at its end as at its start."""
-
-    def __init__(self, shortest: int, longest: int) -> None:
-        self._sizes = range(longest, shortest - 1, -1)
-        self._continued_at: dict[tuple[int, ...], int] = {}
-        self._indexed = 0
-
-    def extend(self, token_ids: ListLike[int]) -> None:
-        """Take in what the text has grown by; its last token has no continuation yet."""
-        for place in range(max(self._indexed, 1), len(token_ids)):
-            for size in self._sizes:
-                if size <= place:
-                    self._continued_at[tuple(token_ids[place - size : place])] = place
-        self._indexed = max(self._indexed, len(token_ids))
-
-    def find(self, token_ids: ListLike[int]) -> int | None:
-        """Index of the token that followed the longest known run which ends the text."""
-        for size in self._sizes:
-            if size < len(token_ids):
-                place = self._continued_at.get(tuple(token_ids[-size:]))
-                if place is not None:
-                    return place
-        return None

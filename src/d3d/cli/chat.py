@@ -28,6 +28,8 @@ def chat(
     seed: o.SeedOption = None,
     draft_length: o.DraftLengthOption = None,
     draft_confidence: o.DraftConfidenceOption = None,
+    lookup: o.LookupOption = None,
+    least_kept: o.LeastKeptOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
     outcomes: o.OutcomesOption = None,
@@ -52,7 +54,7 @@ def chat(
     from d3d.tuning.traffic import Asked
 
     log = o.traffic_log(record, with_text=record_text)
-    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence)
+    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence, lookup, least_kept)
     choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine, quantize)
     if dry_run:
         o.show_dry_run(choice, options, max_tokens, as_json=False)

@@ -177,9 +177,13 @@ class _Plan:
             return {"draft_length": length, "rows": rows}
         length = m.checked_draft_length(options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH)
         if mode == "serial":
-            least = m.checked_confidence(options.draft_confidence)
             steps = {"draft_length": length, "denoise_steps": m.checked_steps(options.num_denoise_steps, length)}
-            return steps if least is None else {**steps, "draft_confidence": least}
+            told = {
+                "draft_confidence": m.checked_confidence(options.draft_confidence),
+                "lookup": m.checked_lookup(options.lookup) or None,
+                "least_kept": m.checked_least_kept(options.least_kept) or None,
+            }
+            return steps | {name: value for name, value in told.items() if value is not None}
         return {"draft_length": length, "outcomes": m.checked_outcomes(options.outcomes)} | self._worker(placement)
 
     def _worker(self, placement: str | None) -> dict[str, Any]:

@@ -33,6 +33,8 @@ def generate(
     logprobs: o.LogprobsOption = None,
     draft_length: o.DraftLengthOption = None,
     draft_confidence: o.DraftConfidenceOption = None,
+    lookup: o.LookupOption = None,
+    least_kept: o.LeastKeptOption = None,
     denoise_steps: o.DenoiseStepsOption = None,
     rows: o.RowsOption = None,
     outcomes: o.OutcomesOption = None,
@@ -64,7 +66,7 @@ def generate(
     log = o.traffic_log(record, with_text=record_text)
     text = o.read_prompt(prompt, raw=raw)
     choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine, quantize)
-    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence)
+    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence, lookup, least_kept)
     if dry_run:
         o.show_dry_run(choice, options, max_tokens, as_json=as_json)
         return

@@ -58,6 +58,16 @@ DraftConfidenceOption = Annotated[
         help="Serial mode: cut a draft where its chance to be kept, by the drafter's own figures, falls below this. Default: no cut."
     ),
 ]
+LookupOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Serial mode: where the text's last N or more tokens stand earlier in it, draft what followed, without the drafter. 0: never."
+    ),
+]
+LeastKeptOption = Annotated[
+    float | None,
+    typer.Option(help="Serial mode: ask the drafter only in every eighth round while its drafts keep fewer tokens in the mean. 0: always."),
+]
 MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 TopKOption = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]

@@ -94,6 +94,8 @@ class DraftBlock(NamedTuple):
     """Async mode only."""
     confidences: tuple[float, ...] = ()
     """The probability that the drafter gave each token, given those before it; empty where nobody asked."""
+    looked_up: bool = False
+    """Whether it was copied from the text itself, and no model was asked."""
 
 
 class Verdict(NamedTuple):
@@ -129,3 +131,5 @@ class RoundStats(NamedTuple):
     """Async mode only."""
     device_span: tuple[float, float] | None = None
     """Start and end of the verification on a device that keeps its own time (CUDA), in seconds of `time.perf_counter`."""
+    looked_up: bool = False
+    """Whether the draft was copied from the text itself."""

@@ -9,15 +9,14 @@ from d3d.core.errors import D3DError, InvalidRequest
 from d3d.core.protocols import Drafter, TargetEngine
 from d3d.decoding.auto import AutoDrafter, Candidate
 from d3d.decoding.mode_choice import ModeTimes
-from d3d.decoding.modes import AsyncOptions, Decoding, ModeOptions, decoding
+from d3d.decoding.modes import SERIAL_OPTIONS, AsyncOptions, Decoding, ModeOptions, decoding
 from d3d.drafting.block_drafter import BlockDrafter
 
 USUAL_ROWS = 12
 """Rows of a fused pass where no preset names them: measuring which are best would cost more than auto mode may."""
 
 OPTIONS_OF = {
-    "num_denoise_steps": "serial",
-    "draft_confidence": "serial",
+    **dict.fromkeys(SERIAL_OPTIONS, "serial"),
     "rows": "fused",
     "outcomes": "async",
     "miss_policy": "async",
@@ -70,7 +69,7 @@ def _modes(
     def made(mode: str, given: ModeOptions) -> Decoding:
         return decoding(mode, target, drafter, given, lambda: around.rows, around.open_async)
 
-    of_serial = ModeOptions(length, num_denoise_steps=options.num_denoise_steps, draft_confidence=options.draft_confidence)
+    of_serial = ModeOptions(length)._replace(**{name: getattr(options, name) for name in SERIAL_OPTIONS})
     modes = {"serial": made("serial", of_serial)}
     left_out = {}
     try:

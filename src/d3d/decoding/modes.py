@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from d3d.core.errors import InvalidRequest
-from d3d.core.protocols import Drafter, TargetEngine
+from d3d.core.protocols import Drafter, SelfDrafter, TargetEngine
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
+from d3d.drafting.lookup_first import LookupFirst
+from d3d.drafting.pausing import Pausing
 from d3d.engines.native import NativeEngine
 
 Mode = Literal["plain", "serial", "fused", "async", "auto"]
@@ -20,6 +22,9 @@ DEFAULT_FUSED_DRAFT_LENGTH = 6
 DEFAULT_OUTCOMES = 1
 """The budget of least time per token on two CPU cores (docs/async.md); where rows are nearly free, more pay."""
 MOST_OUTCOMES = 256
+MOST_LOOKUP = 32
+SERIAL_OPTIONS = ("num_denoise_steps", "draft_confidence", "lookup", "least_kept")
+"""Fields of `ModeOptions` that serial mode alone looks at."""
 
 
 class ModeOptions(NamedTuple):
@@ -38,7 +43,12 @@ class ModeOptions(NamedTuple):
     placement: str | None = None
     """Where the draft worker runs: `thread`, `processes`, or on CUDA `streams` or `devices`."""
     draft_confidence: float | None = None
-    """Cut a draft where the drafter's chance that all of it is kept falls below this, within 0 and 1. Serial mode only."""
+    """Cut a draft where the drafter's chance that all of it is kept falls below this, within 0 and 1. Serial mode
+    only, as what follows."""
+    lookup: int | None = None
+    """Where the text's last tokens, this many or more, stand earlier in it, draft what followed them, without the drafter; 0: never."""
+    least_kept: float | None = None
+    """While drafts keep fewer tokens than this in the mean, ask the drafter only in every eighth round; 0 always asks."""
 
 
 class AsyncOptions(NamedTuple):
@@ -85,8 +95,18 @@ def decoding(
         return Decoding(
             target, open_async(AsyncOptions(width, checked_outcomes(options.outcomes), options.miss_policy, options.placement)), width
         )
+    return Decoding(target, _of_serial(drafter, options, width), width)
+
+
+def _of_serial(drafter: BlockDrafter, options: ModeOptions, width: int) -> Drafter:
+    """With everything that serial mode's options put around it."""
     steps, least = checked_steps(options.num_denoise_steps, width), checked_confidence(options.draft_confidence)
-    return Decoding(target, replace(drafter, num_denoise_steps=steps, draft_confidence=least), width)
+    around: SelfDrafter = replace(drafter, num_denoise_steps=steps, draft_confidence=least)
+    if least_kept := checked_least_kept(options.least_kept):
+        around = Pausing(around, least_kept)
+    if shortest := checked_lookup(options.lookup):
+        around = LookupFirst(around, shortest)
+    return around
 
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
@@ -101,8 +121,9 @@ def refuse_foreign(mode: str, options: ModeOptions) -> None:
     if mode == "plain" and options.draft_length is not None:
         raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use another mode with a drafter")
     if mode != "serial":
-        for name, number in (("denoise steps", options.num_denoise_steps), ("draft confidence", options.draft_confidence)):
-            if number is not None:
+        for field in SERIAL_OPTIONS:
+            if getattr(options, field) is not None:
+                name = field.removeprefix("num_").replace("_", " ")
                 raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode serial with a drafter")
     if mode != "fused" and options.rows is not None:
         raise InvalidRequest(f"rows: {mode} mode has no budget of rows; leave it out, or use mode fused")
@@ -132,6 +153,20 @@ def checked_confidence(wanted: float | None) -> float | None:
     if wanted is not None and not 0 <= wanted <= 1:
         raise InvalidRequest(f"draft confidence: {wanted:g} is no probability; give one within 0, which cuts nothing, and 1")
     return wanted
+
+
+def checked_lookup(wanted: int | None) -> int:
+    """Tokens of the shortest run; 0 where nothing is looked up. Raises InvalidRequest for an impossible one."""
+    if wanted is not None and not 0 <= wanted <= MOST_LOOKUP:
+        raise InvalidRequest(f"lookup: {wanted} is not within 0, which looks nothing up, and {MOST_LOOKUP}")
+    return wanted or 0
+
+
+def checked_least_kept(wanted: float | None) -> float:
+    """Raises InvalidRequest for what can't be a mean number of tokens."""
+    if wanted is not None and not 0 <= wanted < float("inf"):
+        raise InvalidRequest(f"least kept: {wanted:g} is no number of tokens; give 0, which always drafts, or more")
+    return wanted or 0.0
 
 
 def checked_rows(wanted: int | None) -> int | None:

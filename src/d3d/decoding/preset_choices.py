@@ -33,7 +33,8 @@ def usual_mode(choices: PresetFile | None, *, has_drafter: bool) -> str:
 
 
 def filled_in(choices: PresetFile | None, mode: str, options: ModeOptions) -> ModeOptions:
-    """Options of a request in this mode: its own, and what it leaves open as the preset has it, where that is of the same mode."""
-    if choices is None or mode != choices.mode:
+    """Options of a request in this mode: its own, and what it leaves open as the preset has it, where that is of the same mode, or of
+    serial mode, which auto mode always tries."""
+    if choices is None or mode not in (choices.mode, "auto" if choices.mode == "serial" else None):
         return options
     return ModeOptions(*(getattr(choices, name) if given is None else given for name, given in options._asdict().items()))

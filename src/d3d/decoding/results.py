@@ -50,6 +50,8 @@ class Speculation:
     """Rounds by num_accepted, 0 to draft_length."""
     undrafted_rounds: int
     """Rounds in which only the anchor was verified; in fused mode the first, and those where slots promised more, or were left out."""
+    lookup_rounds: int
+    """Rounds whose draft was copied from the text itself."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
@@ -57,10 +59,13 @@ class Speculation:
     """Async mode only, and auto mode that has tried it."""
     choice: Choice | None = None
     """Auto mode only."""
+    may_pause: bool = False
+    """Whether rounds were to go without a draft where recent ones had not paid."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode only, where it says what the budget of rows, or
-        plain rounds, have cost; those of `Overlap` where there are some; `auto`, a `Choice`, in auto mode."""
+        """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode, where it says what the budget of rows, or
+        plain rounds, have cost, and in serial mode where it may leave drafts out; `lookup_rounds` where there was one; those of `Overlap`
+        where there are some; `auto`, a `Choice`, in auto mode."""
         fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
@@ -71,8 +76,10 @@ class Speculation:
         }
         if self.overlap is not None:
             fields |= self.overlap.to_dict()
-        if self.mode in ("fused", "auto"):
+        if self.mode in ("fused", "auto") or self.may_pause:
             fields["undrafted_rounds"] = self.undrafted_rounds
+        if self.lookup_rounds:
+            fields["lookup_rounds"] = self.lookup_rounds
         return fields if self.choice is None else fields | {"auto": self.choice.to_dict()}
 
 
@@ -147,6 +154,7 @@ class Settings:
     quantize: str | None = None
     choice: Callable[[], Choice] | None = None
     """Asked at the end what auto mode has chosen."""
+    may_pause: bool = False
 
 
 @dataclass
@@ -214,11 +222,13 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
         acceptance_at=tuple(sum(k >= j for k in kept) / max(1, count) for j in range(1, settings.draft_length + 1)),
         num_accepted_histogram=tuple(kept.count(k) for k in range(settings.draft_length + 1)),
         undrafted_rounds=sum(stats.draft_length == 0 for stats in rounds),
+        lookup_rounds=sum(stats.looked_up for stats in rounds),
         draft_length=settings.draft_length,
         num_denoise_steps=settings.num_denoise_steps,
         warnings=tuple(_warnings(rounds, faults, choice)),
         overlap=overlap(rounds, settings.draft_length) if has_async else None,
         choice=choice,
+        may_pause=settings.may_pause,
     )
 
 

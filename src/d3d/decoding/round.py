@@ -52,6 +52,7 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
             started,
             block.preparation,
             device_span,
+            block.looked_up,
         )
         for scan, block in zip(scans, blocks, strict=True)
     ]

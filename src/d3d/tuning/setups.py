@@ -15,6 +15,8 @@ MOST_ROWS = 32
 MOST_OUTCOMES_TRIED = 16
 CONFIDENCES = (0.02, 0.7)
 """Thresholds below or above these cut nearly nothing, or nearly all."""
+LOOKUPS = (0, 2, 3, 4)
+LEAST_KEPT = (0.0, 0.5, 0.8, 1.2)
 MISS_POLICIES = ("draft_now", "bonus_only")
 FIRST_CONFIDENCE = 0.12
 """A row of a verification costs about that share of a token where there is no reason to think otherwise."""
@@ -113,7 +115,10 @@ def suggested(trial: Suggesting, space: Space) -> Setup:
     if trial.suggest_categorical("serial.adaptive", (False, True)):
         confidence = round(trial.suggest_float("serial.draft_confidence", *CONFIDENCES, log=True), 3)
     steps = min(trial.suggest_int("serial.num_denoise_steps", 1, MOST_STEPS), length)
-    return Setup(mode, drafter.name, threads, ModeOptions(length, steps, draft_confidence=confidence))
+    lookup = trial.suggest_categorical("serial.lookup", LOOKUPS) or None
+    least_kept = trial.suggest_categorical("serial.least_kept", LEAST_KEPT) or None
+    options = ModeOptions(length, steps, draft_confidence=confidence, lookup=lookup, least_kept=least_kept)
+    return Setup(mode, drafter.name, threads, options)
 
 
 def _async_options(trial: Suggesting, space: Space, length: int) -> ModeOptions:
@@ -126,14 +131,20 @@ def _async_options(trial: Suggesting, space: Space, length: int) -> ModeOptions:
 
 
 def starting_points(space: Space, threads: int) -> list[dict[str, Any]]:
-    """Where the search begins: each way as it is by default, and serial with an adaptive draft length. `threads`: what torch takes by
-    itself."""
+    """Where the search begins: each way as it is by default, and serial with an adaptive draft length, and with lookup and pauses.
+    `threads`: what torch takes by itself."""
     longest = min(MOST_DRAFT, max(facts.block_size for facts in space.drafters))
     common = {"threads": threads} if space.threads else {}
-    serial = {"serial.draft_length": min(DEFAULT_DRAFT_LENGTH, longest), "serial.adaptive": False, "serial.num_denoise_steps": 1}
+    serial = {
+        "serial.draft_length": min(DEFAULT_DRAFT_LENGTH, longest),
+        "serial.adaptive": False,
+        "serial.num_denoise_steps": 1,
+        "serial.lookup": 0,
+        "serial.least_kept": 0.0,
+    }
     adaptive = {"serial.draft_length": min(8, longest), "serial.adaptive": True, "serial.draft_confidence": FIRST_CONFIDENCE}
     own: dict[str, list[dict[str, Any]]] = {
-        "serial": [serial, serial | adaptive],
+        "serial": [serial, serial | adaptive, serial | {"serial.lookup": 2, "serial.least_kept": 0.8}],
         "fused": [{"fused.draft_length": min(DEFAULT_FUSED_DRAFT_LENGTH, longest), "fused.rows": 12}],
         "async": [
             {
