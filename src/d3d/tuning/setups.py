@@ -15,8 +15,8 @@ MOST_ROWS = 32
 MOST_OUTCOMES_TRIED = 16
 CONFIDENCES = (0.02, 0.7)
 """Thresholds below or above these cut nearly nothing, or nearly all."""
-LOOKUPS = (0, 2, 3, 4)
-LEAST_KEPT = (0.0, 0.5, 0.8, 1.2)
+LOOKUPS = (0, 2, 4)
+LEAST_KEPT = (0.0, 0.8)
 MISS_POLICIES = ("draft_now", "bonus_only")
 FIRST_CONFIDENCE = 0.12
 """A row of a verification costs about that share of a token where there is no reason to think otherwise."""
