@@ -46,6 +46,12 @@ def test_the_plan_of_the_default_mode(dry: Any) -> None:
     assert plan["memory"]["cache_bytes_per_token"] > 0
 
 
+def test_what_spares_the_drafter_is_told(dry: Any) -> None:
+    told = {"draft_length": 5, "denoise_steps": 1, "lookup": 2, "least_kept": 0.5}
+    assert dry("--json", "--lookup", 2, "--least-kept", 0.5).record["modes"] == {"serial": told}
+    assert dry("--json", "--lookup", 0, "--least-kept", 0).record["modes"] == {"serial": {"draft_length": 5, "denoise_steps": 1}}
+
+
 def test_beside_another_engine_a_drafter_has_weights_of_its_own(dry: Any) -> None:
     shared, own = dry("--json").record, dry("--json", "--engine", "transformers").record
     assert own["drafter"]["shares_target"] is False

@@ -137,6 +137,24 @@ def test_what_a_request_says_goes_before(preset: Any) -> None:
     assert other.mode == "fused", "another mode has nothing of the file's options"
 
 
+def test_lookup_and_pauses_of_the_file_hold_in_serial_and_in_auto_mode_and_can_be_switched_off(preset: Any) -> None:
+    model = d3d.load(str(preset(draft_length=4, lookup=1, least_kept=9.0)), device="cpu")
+    prompt = "one two one two one two one two"
+    there = model.generate(prompt, max_tokens=24, ignore_eos=True).speculation
+    assert there is not None
+    assert there.lookup_rounds > 0
+    assert there.to_dict()["lookup_rounds"] == there.lookup_rounds
+    assert there.to_dict()["undrafted_rounds"] > 0, "no draft keeps nine tokens"
+    off = model.generate(prompt, max_tokens=24, ignore_eos=True, lookup=0, least_kept=0).speculation
+    assert off is not None
+    assert off.lookup_rounds == 0
+    assert "lookup_rounds" not in off.to_dict()
+    assert "undrafted_rounds" not in off.to_dict()
+    auto = model.generate(prompt, max_tokens=48, ignore_eos=True, mode="auto").speculation
+    assert auto is not None
+    assert auto.lookup_rounds > 0
+
+
 def test_another_drafter_goes_with_its_choices(preset: Any, tiny_drafter: Path) -> None:
     path = preset(drafter=None, draft_length=2)
     assert d3d.load(str(path)).default_mode == "plain", "there is no drafter"
