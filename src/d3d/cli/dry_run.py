@@ -174,7 +174,8 @@ class _Plan:
             preset = None if self.preset is None else self.preset.fused_rows
             rows = m.checked_rows(options.rows) or preset or f"{USUAL_ROWS} in auto mode, else measured at the start"
             length = m.checked_draft_length(options.draft_length, config.longest_slot_draft, m.DEFAULT_FUSED_DRAFT_LENGTH)
-            return {"draft_length": length, "rows": rows}
+            lookup = m.checked_lookup(options.lookup)
+            return {"draft_length": length, "rows": rows} | ({"lookup": lookup} if lookup else {})
         length = m.checked_draft_length(options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH)
         if mode == "serial":
             steps = {"draft_length": length, "denoise_steps": m.checked_steps(options.num_denoise_steps, length)}

@@ -61,7 +61,7 @@ DraftConfidenceOption = Annotated[
 LookupOption = Annotated[
     int | None,
     typer.Option(
-        help="Serial mode: where the text's last N or more tokens stand earlier in it, draft what followed, without the drafter. 0: never."
+        help="Serial and fused mode: where the text's last N or more tokens stand earlier in it, draft what followed them. 0: never."
     ),
 ]
 LeastKeptOption = Annotated[

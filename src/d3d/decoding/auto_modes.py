@@ -16,7 +16,7 @@ USUAL_ROWS = 12
 """Rows of a fused pass where no preset names them: measuring which are best would cost more than auto mode may."""
 
 OPTIONS_OF = {
-    **dict.fromkeys(SERIAL_OPTIONS, "serial"),
+    **dict.fromkeys((*SERIAL_OPTIONS, "lookup"), "serial"),
     "rows": "fused",
     "outcomes": "async",
     "miss_policy": "async",
@@ -69,11 +69,11 @@ def _modes(
     def made(mode: str, given: ModeOptions) -> Decoding:
         return decoding(mode, target, drafter, given, lambda: around.rows, around.open_async)
 
-    of_serial = ModeOptions(length)._replace(**{name: getattr(options, name) for name in SERIAL_OPTIONS})
+    of_serial = ModeOptions(length, lookup=options.lookup)._replace(**{name: getattr(options, name) for name in SERIAL_OPTIONS})
     modes = {"serial": made("serial", of_serial)}
     left_out = {}
     try:
-        modes["fused"] = made("fused", ModeOptions(length, rows=options.rows))
+        modes["fused"] = made("fused", ModeOptions(length, rows=options.rows, lookup=options.lookup))
     except InvalidRequest as error:
         left_out["fused"] = str(error).removeprefix("mode: ")
     placement = options.placement or around.placement

@@ -23,7 +23,7 @@ DEFAULT_OUTCOMES = 1
 """The budget of least time per token on two CPU cores (docs/async.md); where rows are nearly free, more pay."""
 MOST_OUTCOMES = 256
 MOST_LOOKUP = 32
-SERIAL_OPTIONS = ("num_denoise_steps", "draft_confidence", "lookup", "least_kept")
+SERIAL_OPTIONS = ("num_denoise_steps", "draft_confidence", "least_kept")
 """Fields of `ModeOptions` that serial mode alone looks at."""
 
 
@@ -44,11 +44,13 @@ class ModeOptions(NamedTuple):
     """Where the draft worker runs: `thread`, `processes`, or on CUDA `streams` or `devices`."""
     draft_confidence: float | None = None
     """Cut a draft where the drafter's chance that all of it is kept falls below this, within 0 and 1. Serial mode
-    only, as what follows."""
+    only."""
     lookup: int | None = None
-    """Where the text's last tokens, this many or more, stand earlier in it, draft what followed them, without the drafter; 0: never."""
+    """Where the text's last tokens, this many or more, stand earlier in it, draft what followed them, without the drafter; 0: never.
+    In serial mode, and in fused mode where it promises more than the slots do."""
     least_kept: float | None = None
-    """While drafts keep fewer tokens than this in the mean, ask the drafter only in every eighth round; 0 always asks."""
+    """While drafts keep fewer tokens than this in the mean, ask the drafter only in every eighth round; 0 always asks. Serial mode
+    only."""
 
 
 class AsyncOptions(NamedTuple):
@@ -110,7 +112,7 @@ def _of_serial(drafter: BlockDrafter, options: ModeOptions, width: int) -> Draft
 
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
-    engine = FusedEngine(target, drafter.model, 1, checked_rows(options.rows) or default_rows())
+    engine = FusedEngine(target, drafter.model, 1, checked_rows(options.rows) or default_rows(), checked_lookup(options.lookup))
     width = checked_draft_length(options.draft_length, engine.longest_draft, DEFAULT_FUSED_DRAFT_LENGTH)
     engine = replace(engine, draft_length=width)
     return Decoding(engine, engine.drafter, width)
@@ -125,6 +127,8 @@ def refuse_foreign(mode: str, options: ModeOptions) -> None:
             if getattr(options, field) is not None:
                 name = field.removeprefix("num_").replace("_", " ")
                 raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode serial with a drafter")
+    if mode not in ("serial", "fused") and options.lookup is not None:
+        raise InvalidRequest(f"lookup: {mode} mode looks nothing up; leave it out, or use mode serial or fused with a drafter")
     if mode != "fused" and options.rows is not None:
         raise InvalidRequest(f"rows: {mode} mode has no budget of rows; leave it out, or use mode fused")
     if mode != "async":

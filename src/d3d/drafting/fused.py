@@ -19,6 +19,7 @@ from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import NOT_FINITE, last_tokens
 from d3d.drafting.fused_layout import fused_layout
+from d3d.drafting.fused_offers import LookedUp, Offer
 from d3d.drafting.fused_plan import FusedPlan, Survival, plan_rows
 from d3d.engines.native import NativeEngine, NativeSession
 from d3d.models.drafter import DrafterConfig, DrafterModel
@@ -38,6 +39,8 @@ class FusedEngine:
     """Most tokens a draft."""
     rows: int
     """Most rows of a pass for each sequence, the anchor's included; a batch adds padding."""
+    lookup: int = 0
+    """Where the text's last tokens, this many or more, stand earlier in it, what followed them there is a draft as well; 0: never."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest as `check_fused`."""
@@ -186,6 +189,17 @@ class FusedSession:
         return [logits[row, : len(ids)].float() for row, ids in enumerate(token_ids)]
 
 
+class Last(NamedTuple):
+    """What a sequence's last pass was."""
+
+    anchor: int
+    """Place of its anchor in the text."""
+    num_drafted: int
+    """Drafted tokens that it verified."""
+    looked_up: bool
+    """Whether they came from the text itself."""
+
+
 class FusedDrafts:
     """The drafting side of a fused session: picks the group that the verdict calls for, and plans the next pass."""
 
@@ -194,19 +208,24 @@ class FusedDrafts:
         self._session = session
         self._sequence_ids: list[int] = []
         self._survival: dict[int, Survival] = {}
-        self._last: dict[int, tuple[int, int]] = {}
-        """Of the pass before, by sequence id: place of its anchor, and how many drafted tokens it verified."""
+        self._looked_up: dict[int, LookedUp] = {}
+        """By sequence id; empty where nothing is looked up."""
+        self._last: dict[int, Last] = {}
+        """Of the pass before, by sequence id."""
         self.join(len(session.sequence_ids))
 
     def keep(self, rows: list[int]) -> None:
         self._sequence_ids = [self._sequence_ids[row] for row in rows]
         self._survival = {sequence_id: self._survival[sequence_id] for sequence_id in self._sequence_ids}
+        self._looked_up = {sequence_id: self._looked_up[sequence_id] for sequence_id in self._sequence_ids if self._engine.lookup}
         self._last = {sequence_id: self._last[sequence_id] for sequence_id in self._sequence_ids if sequence_id in self._last}
 
     def join(self, count: int) -> None:
         joined = self._session.sequence_ids[len(self._session.sequence_ids) - count :]
         self._sequence_ids += joined
-        self._survival |= {sequence_id: Survival(self._engine.draft_length) for sequence_id in joined}
+        length, shortest = self._engine.draft_length, self._engine.lookup
+        self._survival |= {sequence_id: Survival(length) for sequence_id in joined}
+        self._looked_up |= {sequence_id: LookedUp(shortest, length) for sequence_id in joined if shortest}
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
@@ -216,32 +235,34 @@ class FusedDrafts:
     def _draft(self, sequence_id: int, sequence: Sequence, length: int) -> DraftBlock:
         if sequence_id in self._session.faulty:
             return DraftBlock(fault=NOT_FINITE)
-        tokens: list[int] = []
-        confidences: list[float] = []
+        offer = Offer((), ())
         if group := self._group(sequence_id, sequence):
-            tokens, confidences = self._choose(group, sequence)
-            if not all(0 <= confidence <= 1 for confidence in confidences):
+            offer = self._choose(group, sequence)
+            if not all(0 <= confidence <= 1 for confidence in offer.confidences):
                 return DraftBlock(fault=NOT_FINITE)
+        if sequence_id in self._looked_up:
+            offer = max(offer, self._looked_up[sequence_id].offer(sequence.token_ids), key=lambda each: each.promise)
         room = self._engine.max_length - len(sequence)
         remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
-        plan = plan_rows(confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining)
+        plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining)
         self._session.plans[sequence_id] = plan
-        self._last[sequence_id] = (len(sequence) - 1, plan.num_drafted)
-        return DraftBlock(tuple(tokens[: plan.num_drafted]))
+        self._last[sequence_id] = Last(len(sequence) - 1, plan.num_drafted, offer.looked_up)
+        return DraftBlock(offer.tokens[: plan.num_drafted], looked_up=offer.looked_up and plan.num_drafted > 0)
 
     def _group(self, sequence_id: int, sequence: Sequence) -> Group | None:
         """The slots behind the last token that was kept; None where there are none."""
-        anchor, num_drafted = self._last.get(sequence_id, (len(sequence) - 2, 0))
-        num_accepted = len(sequence) - anchor - 2
-        self._survival[sequence_id].add(num_drafted, num_accepted)
+        last = self._last.get(sequence_id, Last(len(sequence) - 2, 0, looked_up=False))
+        num_accepted = len(sequence) - last.anchor - 2
+        survival = self._looked_up[sequence_id].survival if last.looked_up else self._survival[sequence_id]
+        survival.add(last.num_drafted, num_accepted)
         groups = self._session.groups.get(sequence_id, [])
         return groups[num_accepted] if num_accepted < len(groups) and len(groups[num_accepted].states) else None
 
-    def _choose(self, group: Group, sequence: Sequence) -> tuple[list[int], list[float]]:
+    def _choose(self, group: Group, sequence: Sequence) -> Offer:
         """Tokens, and what the drafter gives each of them."""
         model = self._engine.model
         states, logits = group.states[None], model.without_mask_token(group.logits[None], self._engine.vocab_size)
         last = torch.tensor([last_tokens(sequence.token_ids)], device=states.device)
         chosen = model.choose(states, logits, last, own_rows=0, logprobs=True)
         assert chosen.logprobs is not None
-        return chosen.token_ids[0].tolist(), chosen.logprobs[0].exp().tolist()
+        return Offer(tuple(chosen.token_ids[0].tolist()), tuple(chosen.logprobs[0].exp().tolist()))

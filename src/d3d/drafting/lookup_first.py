@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from d3d.core.protocols import Closable, DraftSession, SelfDrafter, TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
-from d3d.drafting.ngrams import NgramIndex, continuation
-
-LONGEST_RUN = 8
-"""Tokens of the longest run that is looked for."""
+from d3d.drafting.ngrams import LONGEST_RUN, NgramIndex, continuation
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 
+LONGEST_RUN = 8
+"""Tokens of the longest run that is worth looking for: a longer one says no more."""
+
 
 class NgramIndex:
     """Where each run of tokens of a growing text was continued last. A token costs the same at its end as at its start."""

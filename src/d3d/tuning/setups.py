@@ -107,7 +107,8 @@ def suggested(trial: Suggesting, space: Space) -> Setup:
     if mode == "fused":
         length = min(trial.suggest_int("fused.draft_length", 1, longest), drafter.longest_fused)
         rows = trial.suggest_int("fused.rows", 4, MOST_ROWS, step=2)
-        return Setup(mode, drafter.name, threads, ModeOptions(length, rows=rows))
+        lookup = trial.suggest_categorical("fused.lookup", LOOKUPS) or None
+        return Setup(mode, drafter.name, threads, ModeOptions(length, rows=rows, lookup=lookup))
     length = min(trial.suggest_int(f"{mode}.draft_length", 1, longest), drafter.block_size)
     if mode == "async":
         return Setup(mode, drafter.name, threads, _async_options(trial, space, length))
@@ -145,7 +146,7 @@ def starting_points(space: Space, threads: int) -> list[dict[str, Any]]:
     adaptive = {"serial.draft_length": min(8, longest), "serial.adaptive": True, "serial.draft_confidence": FIRST_CONFIDENCE}
     own: dict[str, list[dict[str, Any]]] = {
         "serial": [serial, serial | adaptive, serial | {"serial.lookup": 2, "serial.least_kept": 0.8}],
-        "fused": [{"fused.draft_length": min(DEFAULT_FUSED_DRAFT_LENGTH, longest), "fused.rows": 12}],
+        "fused": [{"fused.draft_length": min(DEFAULT_FUSED_DRAFT_LENGTH, longest), "fused.rows": 12, "fused.lookup": 0}],
         "async": [
             {
                 "async.draft_length": min(DEFAULT_DRAFT_LENGTH, longest),

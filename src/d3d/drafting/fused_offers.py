@@ -1,0 +1,43 @@
+"""Drafts to choose from in fused mode: what the slots of the last pass say, and what the text itself holds."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+from d3d.drafting.fused_plan import Survival
+from d3d.drafting.ngrams import LONGEST_RUN, NgramIndex, continuation
+
+
+class Offer(NamedTuple):
+    """Tokens that may be drafted."""
+
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+    """The probability that each is kept, given that those before it are."""
+    looked_up: bool = False
+
+    @property
+    def promise(self) -> float:
+        """How many of the tokens will be kept, in the mean."""
+        return float(sum(accumulate(self.confidences, mul)))
+
+
+class LookedUp:
+    """What one text's own past offers (`d3d.drafting.ngrams`). How much of it is kept is what this text has shown so far."""
+
+    def __init__(self, shortest: int, draft_length: int) -> None:
+        self._index = NgramIndex(shortest, max(shortest, LONGEST_RUN))
+        self._length = draft_length
+        self.survival = Survival(draft_length)
+
+    def offer(self, token_ids: list[int]) -> Offer:
+        """Nothing where the text's end does not stand earlier in it."""
+        self._index.extend(token_ids)
+        found = self._index.find(token_ids)
+        if found is None:
+            return Offer((), (), looked_up=True)
+        shares = self.survival.shares
+        confidences = tuple(share / before if before else 0.0 for share, before in zip(shares, [1.0, *shares], strict=False))
+        return Offer(continuation(token_ids, found, self._length), confidences, looked_up=True)
