@@ -99,6 +99,13 @@ def test_on_one_device_nothing_is_hidden() -> None:
     assert (uneven.verify_until, uneven.prepared_until) == (6, 6 + 9 - 2)
 
 
+def test_sides_with_threads_of_their_own_are_slower_all_the_time() -> None:
+    slower = Contention(1.5, 3.0, 2.0, lasting=True)
+    (one, other) = pipeline([Work(4, 3, 1, False), Work(4, 3, 9, True)], 0.0, contention=slower)
+    assert (one.verify_from, one.verify_until, one.prepared_until) == (6, 12, 9)
+    assert (other.verify_until, other.prepared_until) == (18, 12 + 27)
+
+
 def test_the_same_question_has_the_same_answer() -> None:
     trace = of_histogram([5, 3, 2, 4], source="x")
     assert of_histogram([5, 3, 2, 4], source="x") == trace

@@ -9,10 +9,16 @@ from typing import NamedTuple, Protocol
 
 
 class Contention(NamedTuple):
-    """How much longer a pass takes while the other side's runs too; 1 where they have nothing in common."""
+    """How much longer a pass takes where both sides work; 1 where they have nothing in common."""
 
     verify: float = 1.0
     draft: float = 1.0
+    """Of a preparation."""
+    fresh: float = 1.0
+    """Of a draft that the target waits for."""
+    lasting: bool = False
+    """Whether that holds for all of a pass, as where each side has threads of its own for all of a request; else only while the other
+    side's pass runs too."""
 
 
 APART = Contention()

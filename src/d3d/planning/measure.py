@@ -15,6 +15,7 @@ from d3d.api import Model
 from d3d.core.errors import InvalidRequest
 from d3d.core.machine import machine, processor, versions
 from d3d.core.memory import PeakMemory
+from d3d.decoding.modes import DEFAULT_OUTCOMES
 from d3d.drafting.fused_budget import BUDGETS
 from d3d.models.fingerprint import weights_fingerprint
 from d3d.models.from_target import clean_rows_are_of
@@ -182,10 +183,11 @@ def grid_cells(model: Model, grid: Grid) -> Iterator[Cell]:
     first = grid.contexts[0]
     yield Cell("rest", 0, 0, first)
     if model.drafter is not None:
-        width, outcomes = min(5, max(lengths)), max(grid.outcomes)
+        width = min(5, max(lengths))
         yield Cell("switch", 0, 0, first)
         yield Cell("async_verify", width + 1, width, first)
-        yield Cell("async_packed", outcomes, width, first)
+        yield Cell("async_packed", DEFAULT_OUTCOMES, width, first)
+        yield Cell("async_draft", width, width, first)
 
 
 def _facts(model: Model) -> tuple[Facts, Facts | None]:

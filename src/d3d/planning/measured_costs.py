@@ -9,6 +9,9 @@ from d3d.core.errors import InvalidRequest
 from d3d.planning.costs import Contention, interpolate
 from d3d.planning.profile import Facts, Kind, Point, Run
 
+ASYNC_KINDS: tuple[Kind, ...] = ("async_verify", "async_packed", "async_draft")
+"""What is measured of async mode as it is."""
+
 
 @dataclass(frozen=True)
 class MeasuredCosts:
@@ -56,17 +59,21 @@ class MeasuredCosts:
     def contention(self) -> Contention | None:
         """What async mode costs both sides on this machine; None where it was not measured.
 
-        The verification lies within the preparation, or the other way round, since both begin together. With v and p their times alone
-        and v', p' those measured together, of which both last min(v', p'): a side slows down by s where its own work is done in
-        min(v', p') / s and, for the longer one, what is left.
+        Each pass as it was in async mode over the same pass alone. What it has in async mode is less than what it has alone: of the
+        threads, for all of a request, and of the memory's bandwidth, while the other side's pass runs too.
         """
-        verify, packed = self._points.get("async_verify"), self._points.get("async_packed")
-        if not verify or not packed:
+        measured = {kind: points[0] for kind in ASYNC_KINDS if (points := self._points.get(kind))}
+        if not measured.keys() >= {"async_verify", "async_packed"}:
             return None
-        one, other = verify[0], packed[0]
-        alone = self.verify(one.size, one.context), self.packed(other.draft_length, other.size, other.context)
-        both = min(one.median_s, other.median_s)
-        return Contention(*(_slowed(slow.median_s, both, free) for slow, free in zip((one, other), alone, strict=True)))
+        verify, packed, draft = (measured.get(kind) for kind in ASYNC_KINDS)
+        assert verify is not None
+        assert packed is not None
+        slower = (
+            verify.median_s / self.verify(verify.size, verify.context),
+            packed.median_s / self.packed(packed.draft_length, packed.size, packed.context),
+            draft.median_s / self.draft(draft.size, draft.context) if draft is not None else 1.0,
+        )
+        return Contention(*slower, lasting=True)
 
     def _of(self, kind: Kind) -> list[Point]:
         points = self._points.get(kind)
@@ -94,12 +101,6 @@ class MeasuredCosts:
         for one in self.run.points:
             found.setdefault((one.kind, one.draft_length), {}).setdefault(one.context, []).append((one.size, one.median_s))
         return {key: [(context, sorted(line)) for context, line in sorted(lines.items())] for key, lines in found.items()}
-
-
-def _slowed(together_s: float, both_s: float, alone_s: float) -> float:
-    """By how much a side goes slower in the time in which both run."""
-    left = alone_s - (together_s - both_s)
-    return max(1.0, both_s / left) if left > 0 else max(1.0, together_s / alone_s)
 
 
 def thinned_factor(drafter: Facts, num_layers: int) -> float:

@@ -13,7 +13,7 @@ from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import DraftSession, TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
-from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH
+from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, DEFAULT_OUTCOMES
 from d3d.drafting.fused import FusedEngine, FusedSession
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
 from d3d.engines.native import NativeEngine
@@ -56,7 +56,7 @@ class Probes:
     model: Model
     placement: str
     outcomes: int
-    """Of async mode, and the most that a packed pass may have."""
+    """The most that a packed pass may have."""
     longest: int
     """Most tokens of a draft."""
     passes: int
@@ -166,12 +166,12 @@ class Probes:
         return max(0.0, total - sum(one.t_draft + one.t_verify for one in result.rounds)) / len(result.rounds)
 
     def _beside(self, cell: Cell) -> list[float]:
-        """Verifications, or preparations, while the other side's run too."""
+        """Verifications, preparations, or drafts that a miss asked for, in async mode at its default budget."""
         result = self.model.generate(
             self._text(cell.context),
             mode="async",
             draft_length=cell.draft_length,
-            outcomes=self.outcomes,
+            outcomes=DEFAULT_OUTCOMES,
             placement=self.placement,
             max_tokens=GENERATED,
             ignore_eos=True,
@@ -179,7 +179,8 @@ class Probes:
         if cell.kind == "async_verify":
             return [one.t_verify for one in result.rounds if one.draft_length == cell.draft_length]
         prepared = [one.preparation for one in result.rounds if one.preparation is not None and one.preparation.readiness != "unprepared"]
-        return [end - start for one in prepared for start, end in one.passes[:1]]  # the second is a draft that a miss asked for
+        of_kind = slice(0, 1) if cell.kind == "async_packed" else slice(1, 2)  # the second is a draft that a miss asked for
+        return [end - start for one in prepared for start, end in one.passes[of_kind]]
 
 
 def native(model: Model) -> tuple[OpenModel, NativeEngine]:

@@ -13,9 +13,10 @@ from d3d.core.errors import InvalidRequest
 
 FORMAT = 1
 
-Kind = Literal["verify", "draft", "packed", "fused", "switch", "rest", "async_verify", "async_packed"]
+Kind = Literal["verify", "draft", "packed", "fused", "switch", "rest", "async_verify", "async_packed", "async_draft"]
 """verify, draft, packed, fused: passes, each alone. switch: from a verdict to the next verification, on a hit. rest: of a round, beside
-draft and verification. async_verify, async_packed: the same passes while the other side's run too, in async mode on this machine."""
+draft and verification. async_verify, async_packed: the same passes in async mode on this machine, where both sides work; async_draft: a
+draft there that the target waits for."""
 
 
 class Point(BaseModel):

@@ -80,7 +80,7 @@ def pipeline(works: Iterable[Work], switch_s: float, rest_s: float = 0.0, conten
         start, late = now, False
         if work.hit is not None:
             late = prepared > start
-            ready = max(start, prepared) + (0.0 if work.hit else work.fresh_s)
+            ready = max(start, prepared) + (0.0 if work.hit else work.fresh_s * contention.fresh)
             start = ready + switch_s
         verified, prepared = _side_by_side(start, work, contention)
         done.append(Done(now, start, verified, verified + rest_s, prepared, late))
@@ -89,8 +89,11 @@ def pipeline(works: Iterable[Work], switch_s: float, rest_s: float = 0.0, conten
 
 
 def _side_by_side(start: float, work: Work, contention: Contention) -> tuple[float, float]:
-    """When verification and preparation end, both begun at `start`; the one that ends first leaves the other the whole device."""
+    """When verification and preparation end, both begun at `start`; the one that ends first leaves the other the whole device, unless
+    the contention lasts."""
     verify, prepare = work.verify_s * contention.verify, work.packed_s * contention.draft
+    if contention.lasting:
+        return start + verify, start + prepare
     if verify <= prepare:
         return start + verify, start + verify + work.packed_s - verify / contention.draft
     return start + prepare + work.verify_s - prepare / contention.verify, start + prepare
