@@ -58,7 +58,7 @@ def main() -> None:
         f"serial {longest} cut {least:g}": {"mode": "serial", "draft_length": longest, "draft_confidence": least}
         for least in options.draft_confidences
     }
-    for length, lookup in product(options.draft_lengths, options.lookups):
+    for length, lookup in product(options.draft_lengths, options.lookups or [0] * bool(options.least_kept)):
         way = {"mode": "serial", "draft_length": length, "lookup": lookup}
         ways |= {f"serial {length} lookup {lookup}": way}
         ways |= {f"serial {length} lookup {lookup} least {least:g}": way | {"least_kept": least} for least in options.least_kept}

@@ -128,8 +128,8 @@ class Model:
 
     def options(self, mode: str, options: ModeOptions) -> ModeOptions:
         """Options of a request in this mode: its own, and what it leaves open as the preset file has it, where that is of the
-        same mode (for auto mode: of serial)."""
-        return filled_in(self.choices, mode, options)
+        same mode; see `filled_in` for auto mode."""
+        return filled_in(self.choices, mode, options, has_drafter=self.drafter is not None)
 
     def decoding(self, mode: str, options: ModeOptions) -> Decoding:
         """What the loop is given for a mode; in auto mode for one generation. Raises InvalidRequest."""
@@ -254,8 +254,17 @@ class Model:
         """What the request's result says of what was asked for."""
         seed = None if request.sequence.params.greedy else request.sequence.seed
         report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
-        may_pause = bool(options.least_kept)
-        return Settings(mode, chosen.draft_length, options.num_denoise_steps or 1, seed, thinking, self.quantize, report, may_pause)
+        return Settings(
+            mode,
+            chosen.draft_length,
+            options.num_denoise_steps or 1,
+            seed,
+            thinking,
+            self.quantize,
+            report,
+            looks_up=bool(options.lookup),
+            may_pause=bool(options.least_kept),
+        )
 
     def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
         """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""

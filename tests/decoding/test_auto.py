@@ -16,6 +16,8 @@ from d3d.decoding.auto import AutoDrafter, Candidate
 from d3d.decoding.mode_choice import PLAIN, ModeTimes
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
+from d3d.drafting.lookup_first import LookupFirst
+from d3d.drafting.pausing import Pausing
 from d3d.engines.native import NativeEngine
 from d3d.models.tiny import tiny_transformer
 from support.drafters import text, tiny_drafter
@@ -182,6 +184,26 @@ def test_modes_that_change_every_round_leave_the_answer_as_it_is(target: NativeE
             assert choice.rounds.keys() == {PLAIN, "serial", "fused", "own"}
             drafted = [stats.draft_length for one in together for stats in one.rounds]
             assert sum(length > 0 for length in drafted) > len(drafted) // 4
+
+
+@pytest.mark.parametrize("scope", ["slots", None], ids=["on the target's cache", "with a cache of its own"])
+def test_what_spares_drafts_keeps_its_cache_and_its_memory_over_turns(
+    scope: str | None, target: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_drafter(target.model, scope=scope)
+    rows: list[int] = []
+    hidden = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: (rows.append(ids.shape[1]), hidden(ids, *rest))[1])
+    turns = iter(([PLAIN] * 2 + ["serial"] * 4) * 100)
+    monkeypatch.setattr("d3d.decoding.mode_choice.Chooser._wanted", lambda *_: next(turns))
+    drafter = LookupFirst(Pausing(BlockDrafter(model, VOCAB), 9.0), 8)
+    auto_drafter = AutoDrafter({"serial": Candidate(drafter, 5)}, {}, {})
+    run = make(target, text(80), max_tokens=60)
+    assert decode(target, auto_drafter, [run])[0].ids == run_all(target, None, [make(target, text(80), max_tokens=60)], 0)[0].ids
+    drafts = sum(stats.draft_length > 0 for stats in run.rounds)
+    assert 2 <= drafts <= 6, "a pause goes on where a turn has ended"
+    assert len(rows) >= drafts
+    assert sum(rows) < 80 + 60 + 9 * len(rows), "the text is read once"
 
 
 def test_what_holds_something_elsewhere_is_closed_when_its_turn_ends(target: NativeEngine, clock: Clock) -> None:

@@ -46,9 +46,13 @@ def test_drafts_that_are_kept_come_back() -> None:
     assert lengths[-20:] == [4] * 20
 
 
-def test_a_threshold_of_nearly_nothing_pauses_never_while_drafts_are_kept() -> None:
+def test_whether_one_kept_token_is_enough_hangs_on_the_threshold() -> None:
     assert rounds_of(Pausing(Nines(), 0.8).open(1, 1000), sequence([1]), [9, 1], 30) == [4] * 30
     assert 0 in rounds_of(Pausing(Nines(), 1.5).open(1, 1000), sequence([1]), [9, 1], 30)
+
+
+def test_nothing_pauses_before_there_was_a_draft() -> None:
+    assert rounds_of(Pausing(Nines(), 7.0).open(1, 1000), sequence([1]), [1], 10) == [4] + [0] * (RETRY - 1) + [4, 0]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,8 @@ def test_a_threshold_of_nearly_nothing_pauses_never_while_drafts_are_kept() -> N
     [((5, 6, 7), [5, 6, 8], 2), ((5, 6), [5, 6, 7], 2), ((5, 6), [7], 0), ((), [7], 0), ((5, 6), [5, 6, 7, 8, 9, 9], 2), ((5, 6), [5], 1)],
 )
 def test_what_a_draft_came_to_is_read_off_the_text(draft: tuple[int, ...], later: list[int], kept: int) -> None:
-    history = History(mean=0.0, draft=draft, place=3)
+    history = History(0.0, draft=draft, place=3)
+    history.mean = 0.0
     history.look([1, 2, 3, *later])
     assert history.mean == pytest.approx(0.2 * kept)
     history.look([1, 2, 3, *later, 4])

@@ -12,6 +12,7 @@ import yaml
 
 import d3d
 from d3d.core.errors import InvalidCheckpoint
+from d3d.decoding.modes import ModeOptions
 from d3d.models.footprint import is_here, model_config
 from d3d.models.loading import drafter_of, resolve_drafter, resolve_model, resolve_tokenizer
 from d3d.models.preset_file import AnswerRounds, PresetFile, Tuned, read_preset, write_preset
@@ -153,6 +154,22 @@ def test_lookup_and_pauses_of_the_file_hold_in_serial_and_in_auto_mode_and_can_b
     auto = model.generate(prompt, max_tokens=48, ignore_eos=True, mode="auto").speculation
     assert auto is not None
     assert auto.lookup_rounds > 0
+
+
+def test_what_a_serial_preset_spares_is_all_that_auto_mode_takes_of_it(preset: Any) -> None:
+    model = d3d.load(str(preset(draft_length=6, num_denoise_steps=3, lookup=2, draft_confidence=0.1)), device="cpu")
+    options = model.options("auto", ModeOptions(draft_length=1))
+    assert options == ModeOptions(draft_length=1, lookup=2, draft_confidence=0.1)
+    assert model.options("fused", ModeOptions()) == ModeOptions()
+    auto = model.generate("hello", max_tokens=8, mode="auto").speculation
+    assert auto is not None
+    assert auto.choice is not None
+    assert "fused" not in auto.choice.left_out
+
+
+def test_auto_mode_without_a_drafter_minds_nothing_of_a_serial_preset(preset: Any) -> None:
+    model = d3d.load(str(preset(draft_length=3, lookup=2, least_kept=0.5)), device="cpu", plain=True)
+    assert model.generate("hello", max_tokens=4, mode="auto").token_ids == model.generate("hello", max_tokens=4, mode="plain").token_ids
 
 
 def test_another_drafter_goes_with_its_choices(preset: Any, tiny_drafter: Path) -> None:

@@ -13,7 +13,9 @@ from d3d.core.types import Preparation, RoundStats
 from d3d.decoding.timeline import chrome_trace
 from d3d.planning.fused_rounds import fused_rounds
 from d3d.planning.hits import hit_rates, recall_of, split_budget
+from d3d.planning.simulate import serial
 from d3d.planning.trace import Trace, of_histogram, of_mean, read_trace
+from planning.test_simulate import FixedCosts
 
 
 def written(directory: Path, record: Any) -> Path:
@@ -87,6 +89,22 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
     assert trace.mode == "serial"
     assert trace.rounds[1].context == 13
     assert trace.measured == ("serial", 0.25, 9, "float32", 2)
+
+
+def test_copies_cost_no_draft(tmp_path: Path) -> None:
+    rounds = [RoundStats(3, 2, 3, 0.1, 0.2, 5.0), RoundStats(3, 3, 4, 0.0, 0.2, 5.3, looked_up=True)]
+    trace = read_trace(written(tmp_path, chrome_trace(rounds)))
+    assert [one.looked_up for one in trace.rounds] == [False, True]
+    record = {
+        "usage": {"completion_tokens": 8, "prompt_tokens": 9},
+        "timing": {"tpot_s": 0.1},
+        "speculation": {"mode": "serial", "num_accepted_histogram": [0, 0, 1, 1], "lookup_rounds": 1},
+    }
+    assert sum(one.looked_up for one in read_trace(written(tmp_path, record)).rounds) == 1
+    free = serial(trace.rounds, FixedCosts())
+    paid = serial([one._replace(looked_up=False) for one in trace.rounds], FixedCosts())
+    assert free.draft_s == pytest.approx(paid.draft_s / 2)
+    assert free.verify_s == paid.verify_s
 
 
 def test_an_evaluation_is_read_with_its_recall(tmp_path: Path) -> None:

@@ -136,6 +136,12 @@ def test_a_default_that_the_preset_does_not_name_is_no_other_option() -> None:
     assert calibrate(preset(draft_length=None), traffic(3.0, 30)).compared == 30
 
 
+def test_a_zero_that_asks_for_nothing_is_no_other_option() -> None:
+    requests = traffic(3.0, 30, options={"draft_length": 8, "draft_confidence": 0.1, "lookup": 0, "least_kept": 0.0})
+    assert calibrate(preset(), requests).compared == 30
+    assert calibrate(preset(lookup=2), requests).compared == 0
+
+
 @pytest.mark.parametrize("fields", [{"tuned": None}, {"mode": "plain"}])
 def test_what_can_not_be_calibrated_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):

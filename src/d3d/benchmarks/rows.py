@@ -25,6 +25,7 @@ class Round(NamedTuple):
     t_verify: float
     readiness: str | None = None
     """Async mode: hit, late, miss or unprepared, as `d3d.core.types.Readiness` has it; None elsewhere."""
+    looked_up: bool = False
 
 
 class Timing(BaseModel):

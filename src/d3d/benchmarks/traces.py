@@ -45,5 +45,5 @@ def _rounds(row: Row) -> Iterator[TracedRound]:
             yield TracedRound(0, 0, 1, context + place)
         return
     for one in row.acceptance.each_round:
-        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit_of(one.readiness))
+        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit_of(one.readiness), one.looked_up)
         context += one.num_committed

@@ -84,7 +84,7 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
     num_layers = 0 if config is None else config.num_hidden_layers
     drafting = None if choice.mode == "plain" else _drafting(drafter, preset, num_layers, choice.engine)
     mode = choice.mode or usual_mode(choices, has_drafter=drafting is not None)
-    plan = _Plan(filled_in(choices, mode, options), drafting, device, preset, choice.engine)
+    plan = _Plan(filled_in(choices, mode, options, has_drafter=drafting is not None), drafting, device, preset, choice.engine)
     cores = available_cores()
     return {
         "target": {

@@ -13,7 +13,7 @@ from d3d.core.protocols import Closable, Drafter, DraftSession, SelfDrafter, Tar
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock, RoundStats
 from d3d.decoding.mode_choice import PLAIN, Choice, Chooser, ModeTimes, Round
-from d3d.drafting.fused import FusedDrafter, FusedSession
+from d3d.drafting.fused import FusedDrafter, FusedDrafts, FusedSession
 
 
 class Candidate(NamedTuple):
@@ -109,10 +109,8 @@ class AutoSession:
             self._session = self._cached.get(mode) or self._open(mode)
 
     def _open(self, mode: str) -> DraftSession:
-        if (session := self._beside(mode)) is not None:
-            return session
-        session = self._candidates[mode].drafter.open(self._num_sequences, self._capacity)
-        if not isinstance(session, Closable):
+        session = self._beside(mode) or self._candidates[mode].drafter.open(self._num_sequences, self._capacity)
+        if not isinstance(session, Closable | FusedDrafts):  # the one ends with its turn, the other knows of the last pass
             self._cached[mode] = session
         return session
 

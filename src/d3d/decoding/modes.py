@@ -25,6 +25,8 @@ MOST_OUTCOMES = 256
 MOST_LOOKUP = 32
 SERIAL_OPTIONS = ("num_denoise_steps", "draft_confidence", "least_kept")
 """Fields of `ModeOptions` that serial mode alone looks at."""
+SPARING_OPTIONS = ("draft_confidence", "lookup", "least_kept")
+"""Those that say when a draft is spared, or a part of it."""
 
 
 class ModeOptions(NamedTuple):
@@ -102,13 +104,13 @@ def decoding(
 
 def _of_serial(drafter: BlockDrafter, options: ModeOptions, width: int) -> Drafter:
     """With everything that serial mode's options put around it."""
-    steps, least = checked_steps(options.num_denoise_steps, width), checked_confidence(options.draft_confidence)
-    around: SelfDrafter = replace(drafter, num_denoise_steps=steps, draft_confidence=least)
+    steps, confidence = checked_steps(options.num_denoise_steps, width), checked_confidence(options.draft_confidence)
+    asked: SelfDrafter = replace(drafter, num_denoise_steps=steps, draft_confidence=confidence)
     if least_kept := checked_least_kept(options.least_kept):
-        around = Pausing(around, least_kept)
+        asked = Pausing(asked, least_kept)
     if shortest := checked_lookup(options.lookup):
-        around = LookupFirst(around, shortest)
-    return around
+        asked = LookupFirst(asked, shortest)
+    return asked
 
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
@@ -119,7 +121,9 @@ def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, de
 
 
 def refuse_foreign(mode: str, options: ModeOptions) -> None:
-    """Raises InvalidRequest for options that this mode does not look at."""
+    """Raises InvalidRequest for options that this mode does not look at, unless they ask for nothing, and for those of a wrong type."""
+    _check_types(options)
+    options = options._replace(lookup=options.lookup or None, least_kept=options.least_kept or None)
     if mode == "plain" and options.draft_length is not None:
         raise InvalidRequest("draft length: plain mode drafts nothing; leave it out, or use another mode with a drafter")
     if mode != "serial":
@@ -135,6 +139,19 @@ def refuse_foreign(mode: str, options: ModeOptions) -> None:
         for name, value in (("outcomes", options.outcomes), ("miss policy", options.miss_policy), ("placement", options.placement)):
             if value is not None:
                 raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode async with a drafter")
+
+
+def _check_types(options: ModeOptions) -> None:
+    for field, value in options._asdict().items():
+        name = field.removeprefix("num_").replace("_", " ")
+        if field in ("miss_policy", "placement"):
+            fits, kind = isinstance(value, str), "a name"
+        elif field in ("draft_confidence", "least_kept"):
+            fits, kind = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+        else:
+            fits, kind = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        if value is not None and not fits:
+            raise InvalidRequest(f"{name}: {value!r} is not {kind}")
 
 
 def checked_outcomes(wanted: int | None) -> int:

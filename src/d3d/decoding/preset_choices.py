@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from d3d.core.errors import InvalidCheckpoint, InvalidRequest
-from d3d.decoding.modes import MODES, ModeOptions, refuse_foreign
+from d3d.decoding.modes import MODES, SPARING_OPTIONS, ModeOptions, refuse_foreign
 from d3d.models.preset_file import PresetFile, is_preset_file, read_preset
 from d3d.models.presets import PRESETS
 
@@ -32,9 +32,13 @@ def usual_mode(choices: PresetFile | None, *, has_drafter: bool) -> str:
     return "serial" if has_drafter else "plain"
 
 
-def filled_in(choices: PresetFile | None, mode: str, options: ModeOptions) -> ModeOptions:
-    """Options of a request in this mode: its own, and what it leaves open as the preset has it, where that is of the same mode, or of
-    serial mode, which auto mode always tries."""
-    if choices is None or mode not in (choices.mode, "auto" if choices.mode == "serial" else None):
+def filled_in(choices: PresetFile | None, mode: str, options: ModeOptions, *, has_drafter: bool) -> ModeOptions:
+    """Options of a request in this mode: its own, and what it leaves open as the preset has it, where that is of the same mode. In auto
+    mode also when drafts are spared, as a preset of serial mode has it, where there is a drafter."""
+    if choices is None:
         return options
-    return ModeOptions(*(getattr(choices, name) if given is None else given for name, given in options._asdict().items()))
+    names: tuple[str, ...] = ModeOptions._fields if mode == choices.mode else ()
+    if mode == "auto" and choices.mode == "serial" and has_drafter:
+        names = SPARING_OPTIONS
+    of_preset = {name: getattr(choices, name) for name in names if getattr(options, name) is None}
+    return options._replace(**of_preset)

@@ -49,7 +49,7 @@ class Speculation:
     num_accepted_histogram: tuple[int, ...]
     """Rounds by num_accepted, 0 to draft_length."""
     undrafted_rounds: int
-    """Rounds in which only the anchor was verified; in fused mode the first, and those where slots promised more, or were left out."""
+    """Rounds in which only the anchor was verified: pauses; in fused mode those where slots promised more, or were left out."""
     lookup_rounds: int
     """Rounds whose draft was copied from the text itself."""
     draft_length: int
@@ -59,13 +59,15 @@ class Speculation:
     """Async mode only, and auto mode that has tried it."""
     choice: Choice | None = None
     """Auto mode only."""
+    looks_up: bool = False
+    """Whether drafts were to be copied from the text where it holds them."""
     may_pause: bool = False
     """Whether rounds were to go without a draft where recent ones had not paid."""
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode, where it says what the budget of rows, or
-        plain rounds, have cost, and in serial mode where it may leave drafts out; `lookup_rounds` where there was one; those of `Overlap`
-        where there are some; `auto`, a `Choice`, in auto mode."""
+        plain rounds, have cost, and where drafting may pause; `lookup_rounds` where drafts may be copied; those of `Overlap` where there
+        are some; `auto`, a `Choice`, in auto mode."""
         fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
@@ -78,7 +80,7 @@ class Speculation:
             fields |= self.overlap.to_dict()
         if self.mode in ("fused", "auto") or self.may_pause:
             fields["undrafted_rounds"] = self.undrafted_rounds
-        if self.lookup_rounds:
+        if self.looks_up:
             fields["lookup_rounds"] = self.lookup_rounds
         return fields if self.choice is None else fields | {"auto": self.choice.to_dict()}
 
@@ -95,7 +97,7 @@ class GenerationResult:
     speculation: Speculation | None
     """None in plain mode."""
     drafted: tuple[bool, ...]
-    """Which tokens the drafter proposed and the target kept; the others the target wrote itself."""
+    """Which tokens were drafted and kept; the others the target wrote itself."""
     logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
     """What repeats a sampled answer; None for a greedy one."""
@@ -138,7 +140,7 @@ class StreamChunk:
     text: str
     token_ids: tuple[int, ...]
     num_accepted: int
-    """How many of the ids, from the first, the drafter had proposed."""
+    """How many of the ids, from the first, had been drafted."""
     result: GenerationResult | None = None
 
 
@@ -154,6 +156,7 @@ class Settings:
     quantize: str | None = None
     choice: Callable[[], Choice] | None = None
     """Asked at the end what auto mode has chosen."""
+    looks_up: bool = False
     may_pause: bool = False
 
 
@@ -228,6 +231,7 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
         warnings=tuple(_warnings(rounds, faults, choice)),
         overlap=overlap(rounds, settings.draft_length) if has_async else None,
         choice=choice,
+        looks_up=settings.looks_up,
         may_pause=settings.may_pause,
     )
 
@@ -238,6 +242,6 @@ def _warnings(rounds: Sequence[RoundStats], faults: Sequence[str], choice: Choic
     for fault in () if choice is None else choice.faults:
         yield f"auto mode went on without {fault}"
     yield from dict.fromkeys(note for stats in rounds if stats.preparation is not None for note in stats.preparation.notes)
-    drafted_rounds = sum(stats.draft_length > 0 for stats in rounds)
-    if choice is None and drafted_rounds >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in rounds):
-        yield f"not one drafted token was kept in {drafted_rounds} rounds: this drafter does not fit the target; --mode plain is faster"
+    of_drafter = [stats for stats in rounds if stats.draft_length and not stats.looked_up]
+    if choice is None and len(of_drafter) >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in of_drafter):
+        yield f"not one drafted token was kept in {len(of_drafter)} rounds: this drafter does not fit the target; --mode plain is faster"

@@ -89,6 +89,8 @@ def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = No
     for number, stats in enumerate(rounds):
         args: dict[str, Any] = {"round": number}
         args |= {name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")}
+        if stats.looked_up:
+            args["looked_up"] = True
         if stats.preparation is not None:
             args |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
         waiting = "switch" if args.get("readiness") == "hit" else "draft"

@@ -83,9 +83,10 @@ class _Reader:
             cause = check["args"].get("cause")
             preparation = Preparation(cast("Readiness", readiness), None if cause is None else str(cause))
         counts = [self._count(check, name) for name in ("draft_length", "num_accepted", "num_committed")]
+        looked_up = check["args"].get("looked_up") is True
         if counts[1] > counts[0]:
             self._refuse("a round accepted more than was drafted")
-        return RoundStats(counts[0], counts[1], counts[2], waited - started, check["dur"] / 1e6, started, preparation)
+        return RoundStats(counts[0], counts[1], counts[2], waited - started, check["dur"] / 1e6, started, preparation, None, looked_up)
 
     def _count(self, event: dict[str, Any], name: str) -> int:
         value = event["args"].get(name)

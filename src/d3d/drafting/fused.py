@@ -189,7 +189,7 @@ class FusedSession:
         return [logits[row, : len(ids)].float() for row, ids in enumerate(token_ids)]
 
 
-class Last(NamedTuple):
+class LastPass(NamedTuple):
     """What a sequence's last pass was."""
 
     anchor: int
@@ -210,7 +210,7 @@ class FusedDrafts:
         self._survival: dict[int, Survival] = {}
         self._looked_up: dict[int, LookedUp] = {}
         """By sequence id; empty where nothing is looked up."""
-        self._last: dict[int, Last] = {}
+        self._last: dict[int, LastPass] = {}
         """Of the pass before, by sequence id."""
         self.join(len(session.sequence_ids))
 
@@ -241,17 +241,18 @@ class FusedDrafts:
             if not all(0 <= confidence <= 1 for confidence in offer.confidences):
                 return DraftBlock(fault=NOT_FINITE)
         if sequence_id in self._looked_up:
-            offer = max(offer, self._looked_up[sequence_id].offer(sequence.token_ids), key=lambda each: each.promise)
+            most = min(length, self._engine.rows - 1)
+            offer = max(offer, self._looked_up[sequence_id].offer(sequence.token_ids), key=lambda each: each.promise(most))
         room = self._engine.max_length - len(sequence)
         remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
         plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining)
         self._session.plans[sequence_id] = plan
-        self._last[sequence_id] = Last(len(sequence) - 1, plan.num_drafted, offer.looked_up)
+        self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, offer.looked_up)
         return DraftBlock(offer.tokens[: plan.num_drafted], looked_up=offer.looked_up and plan.num_drafted > 0)
 
     def _group(self, sequence_id: int, sequence: Sequence) -> Group | None:
         """The slots behind the last token that was kept; None where there are none."""
-        last = self._last.get(sequence_id, Last(len(sequence) - 2, 0, looked_up=False))
+        last = self._last.get(sequence_id, LastPass(len(sequence) - 2, 0, looked_up=False))
         num_accepted = len(sequence) - last.anchor - 2
         survival = self._looked_up[sequence_id].survival if last.looked_up else self._survival[sequence_id]
         survival.add(last.num_drafted, num_accepted)

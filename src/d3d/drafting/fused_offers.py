@@ -18,10 +18,9 @@ class Offer(NamedTuple):
     """The probability that each is kept, given that those before it are."""
     looked_up: bool = False
 
-    @property
-    def promise(self) -> float:
-        """How many of the tokens will be kept, in the mean."""
-        return float(sum(accumulate(self.confidences, mul)))
+    def promise(self, most: int) -> float:
+        """How many of its first `most` tokens will be kept, in the mean."""
+        return float(sum(accumulate(self.confidences[:most], mul)))
 
 
 class LookedUp:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
-from d3d.core.protocols import Closable, DraftSession, SelfDrafter, TargetSession
+from d3d.core.protocols import DraftSession, SelfDrafter, TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.ngrams import LONGEST_RUN, NgramIndex, continuation
@@ -43,6 +43,12 @@ class LookupFirstSession:
         self._indices: list[NgramIndex] = []
         self._add(num_sequences)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens in the drafter's own cache. Raises AttributeError where it has none."""
+        lengths: list[int] = self._session.lengths  # type: ignore[attr-defined]
+        return lengths
+
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         copied = []
         for index, sequence, length in zip(self._indices, sequences, lengths, strict=True):
@@ -62,10 +68,6 @@ class LookupFirstSession:
     def join(self, count: int) -> None:
         self._add(count)
         self._session.join(count)
-
-    def close(self) -> None:
-        if isinstance(self._session, Closable):
-            self._session.close()
 
     def _add(self, count: int) -> None:
         self._indices += [NgramIndex(self._shortest, max(self._shortest, LONGEST_RUN)) for _ in range(count)]

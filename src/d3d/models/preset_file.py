@@ -80,7 +80,7 @@ class PresetFile(BaseModel):
     draft_length: int | None = Field(None, ge=1)
     draft_confidence: float | None = Field(None, ge=0, le=1)
     num_denoise_steps: int | None = Field(None, ge=1)
-    lookup: int | None = Field(None, ge=0)
+    lookup: int | None = Field(None, ge=0, le=32)
     least_kept: float | None = Field(None, ge=0, allow_inf_nan=False)
     rows: int | None = Field(None, ge=2)
     outcomes: int | None = Field(None, ge=1)

@@ -131,7 +131,7 @@ def plain(rounds: Sequence[TracedRound], costs: Costs) -> Modelled:
 def serial(rounds: Sequence[TracedRound], costs: Costs) -> Modelled:
     """Draft, then verify: a round takes the sum of both."""
     _check(rounds)
-    draft = sum(costs.draft(one.draft_length, one.context) for one in rounds if one.draft_length)
+    draft = sum(costs.draft(one.draft_length, one.context) for one in rounds if one.draft_length and not one.looked_up)
     verify = sum(costs.verify(one.draft_length + 1, one.context) for one in rounds)
     rest = costs.rest_s * len(rounds)
     return Modelled("serial", len(rounds), _tokens(rounds), draft + verify + rest, verify, draft, 0.0, rest)

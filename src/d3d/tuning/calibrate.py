@@ -95,10 +95,16 @@ def _differs(record: Record, preset: PresetFile, tuned: Tuned) -> str | None:
         return f"mode {record.mode}"
     if record.drafter != tuned.drafter_fingerprint:
         return "another drafter"
-    options = {name: getattr(preset, name) for name in ModeOptions._fields if getattr(preset, name) is not None}
-    if {name: record.options.get(name) for name in options} != options or (set(record.options) - set(options) - {"draft_length"}):
+    options = _asking(preset.model_dump(include=set(ModeOptions._fields), exclude_none=True))
+    recorded = _asking(record.options)
+    if {name: recorded.get(name) for name in options} != options or (set(recorded) - set(options) - {"draft_length"}):
         return "other options of its mode"
     return None if record.rounds else "no round"
+
+
+def _asking(options: dict[str, Any]) -> dict[str, Any]:
+    """Without those whose 0 asks for nothing."""
+    return {name: value for name, value in options.items() if value or name not in ("lookup", "least_kept")}
 
 
 def _advice(change: Interval | None, answers: int, tuned: Tuned) -> tuple[Advice, str]:

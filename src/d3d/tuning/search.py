@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.core.errors import D3DError, InvalidRequest, MissingExtra
 from d3d.tuning.measure import Measurer
-from d3d.tuning.setups import Setup, Space, starting_points, suggested
+from d3d.tuning.setups import SPARED_NOTHING, Setup, Space, starting_points, suggested
 
 if TYPE_CHECKING:
     import optuna
@@ -103,7 +103,7 @@ class Search:
         scores: dict[str, list[float]] = {}
         setups: dict[str, Setup] = {}
         for trial in self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,)):
-            setup = suggested(self._optuna.trial.FixedTrial(trial.params), self._plan.space)
+            setup = suggested(self._optuna.trial.FixedTrial({**SPARED_NOTHING, **trial.params}), self._plan.space)
             setups[setup.key] = setup
             scores.setdefault(setup.key, []).append(float(trial.value or 0.0))
         means = {key: sum(values) / len(values) for key, values in scores.items()}

@@ -16,7 +16,10 @@ MOST_OUTCOMES_TRIED = 16
 CONFIDENCES = (0.02, 0.7)
 """Thresholds below or above these cut nearly nothing, or nearly all."""
 LOOKUPS = (0, 2, 4)
+"""Shortest runs of tokens that are looked up; 0 looks nothing up."""
 LEAST_KEPT = (0.0, 0.8)
+SPARED_NOTHING = {"serial.lookup": 0, "serial.least_kept": 0.0, "fused.lookup": 0}
+"""What trials had that were made before these could be chosen."""
 MISS_POLICIES = ("draft_now", "bonus_only")
 FIRST_CONFIDENCE = 0.12
 """A row of a verification costs about that share of a token where there is no reason to think otherwise."""
