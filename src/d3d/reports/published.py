@@ -120,7 +120,8 @@ def identity_line(record: dict[str, Any]) -> str:
     kind = precision(record["settings"]["dtype"], record["settings"].get("quantize"))
     text = f"{kind}: {identical} of {compared} answers of {names} over {sets} sets have plain decoding's ids"
     parted = f", {rounding} part at a near-tie, {record['mistakes']} elsewhere" if compared > identical else ""
-    return f"**Identity**, {text}{parted} (`{command_line(record['commands'][0])}`).\n"
+    commands = ", then ".join(dict.fromkeys(f"`{command_line(command)}`" for command in record["commands"]))
+    return f"**Identity**, {text}{parted} ({commands}).\n"
 
 
 def origin(run: Run) -> str:
