@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument(
         "--draft-confidences", type=float, nargs="*", default=[], help="of serial mode, at the longest of the draft lengths"
     )
-    parser.add_argument("--lookups", type=int, nargs="*", default=[], help="of serial mode, each at every draft length")
+    parser.add_argument(
+        "--lookups", type=int, nargs="*", default=[], help="of serial mode at every draft length, of fused mode with all rows"
+    )
     parser.add_argument("--least-kept", type=float, nargs="*", default=[], help="of serial mode, each with each of the lookups")
     parser.add_argument("--rows", type=int, nargs="*", default=[6, 9, 12, 16], help="of fused mode")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -63,10 +65,15 @@ def main() -> None:
         ways |= {f"serial {length} lookup {lookup}": way}
         ways |= {f"serial {length} lookup {lookup} least {least:g}": way | {"least_kept": least} for least in options.least_kept}
     ways |= {f"fused {rows}": {"mode": "fused", "rows": rows} for rows in options.rows}
+    ways |= {
+        f"fused {rows} lookup {lookup}": {"mode": "fused", "rows": rows, "lookup": lookup}
+        for rows, lookup in product(options.rows, options.lookups)
+    }
     for way in ways.values():  # warm-up, not measured
         model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})
     rows = {
-        name: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "undrafted": 0, "drafted": 0, "answers": []} for name in ways
+        name: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "undrafted": 0, "copied": 0, "drafted": 0, "answers": []}
+        for name in ways
     }
     for prompt in prompts:
         for name, row in rows.items():
@@ -79,6 +86,7 @@ def main() -> None:
                 row["rounds"] += result.speculation.rounds
                 row["drafted"] += sum(stats.draft_length for stats in result.rounds)
                 row["undrafted"] += result.speculation.undrafted_rounds
+                row["copied"] += result.speculation.lookup_rounds
                 row["committed"] += result.speculation.acceptance_length * result.speculation.rounds
     plain_ms = 1000 * rows["plain"]["seconds"] / rows["plain"]["tokens"]
     report: dict[str, Any] = {"plain": {"ms_per_token": round(plain_ms, 2)}}
@@ -103,6 +111,7 @@ def main() -> None:
             "acceptance_length": round(row["committed"] / row["rounds"], 3),
             "draft_length": round(row["drafted"] / row["rounds"], 3),
             "undrafted_rounds": round(row["undrafted"] / row["rounds"], 3),
+            "lookup_rounds": round(row["copied"] / row["rounds"], 3),
             "identical": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         }
     report |= {
