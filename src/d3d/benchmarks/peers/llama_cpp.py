@@ -1,11 +1,15 @@
-"""llama.cpp in this process, through the wheel `xllamacpp`, on the GGUF file that the target was made of.
+"""llama.cpp through the wheel `xllamacpp`, on the GGUF file that the target was made of, in a process of its own.
 
-It computes in the file's own quantisation, we in the dequantised weights, so its answers may differ from ours at near-ties.
+It computes in the file's own quantisation, we in the dequantised weights, so its answers may differ from ours at near-ties. In this process
+its threads would be managed by the same OpenMP library as torch's; more threads than cores in all, and that library lets all of them sleep
+between parallel sections, even while only one side works (docs/log.md).
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from d3d.models.presets import PRESETS
 
 MAX_CONTEXT = 8192
 QUIET = -1
+PATIENCE_S = 5.0
 
 
 def gguf_file(target: str, given: str | None) -> Path:
@@ -40,22 +45,20 @@ class LlamaCpp:
 
     def __init__(self, path: Path, target: TargetModel, *, ignore_eos: bool = False) -> None:
         """Raises MissingExtra without the wheel, InvalidRequest where llama.cpp can't open the file."""
-        library = needed("xllamacpp", "llama.cpp")
+        needed("xllamacpp", "llama.cpp")
         self._path = path
         self._ignore_eos = ignore_eos
         self._threads = torch.get_num_threads()
-        parameters = library.CommonParams()
-        parameters.model.path = str(path)
-        parameters.n_ctx = min(target.max_length, MAX_CONTEXT)
-        parameters.n_parallel = 1
-        parameters.cpuparams.n_threads = self._threads
-        parameters.cpuparams_batch.n_threads = self._threads
-        parameters.cache_ram_mib = 0
-        parameters.verbosity = QUIET
-        try:
-            self._server = library.Server(parameters)
-        except RuntimeError as error:
-            raise InvalidRequest(f"method llama_cpp: {path} can't be opened ({error})") from error
+        processes = multiprocessing.get_context("spawn")
+        self._line, other = processes.Pipe()
+        arguments = (other, str(path), min(target.max_length, MAX_CONTEXT), self._threads)
+        self._process = processes.Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+        other.close()
+        problem = self._receive()
+        if problem is not None:
+            self.close()
+            raise InvalidRequest(f"method llama_cpp: {path} can't be opened ({problem})")
 
     def answer(self, question: Question, setting: Setting) -> Answer:
         """Raises InvalidRequest for what llama.cpp refuses, a prompt beyond its context for one."""
@@ -72,13 +75,12 @@ class LlamaCpp:
             "stream": True,
             "timings_per_token": True,
         }
-        try:
-            self._server.handle_completions(request, chunks.take)
-        except RuntimeError as error:
-            raise InvalidRequest(f"method llama_cpp: it refuses a prompt of {len(question.token_ids)} tokens ({error})") from error
+        self._line.send(request)
+        while isinstance(message := self._receive(), dict):
+            chunks.take(message)
         wall_s = watch.elapsed()
-        if chunks.error is not None:
-            raise InvalidRequest(f"method llama_cpp: it refuses a prompt of {len(question.token_ids)} tokens ({chunks.error})")
+        if (problem := message or chunks.error) is not None:
+            raise InvalidRequest(f"method llama_cpp: it refuses a prompt of {len(question.token_ids)} tokens ({problem})")
         return Answer(
             text="".join(chunks.texts),
             token_ids=None,
@@ -95,11 +97,57 @@ class LlamaCpp:
             "sha256": file_sha256(self._path),
             "threads": self._threads,
             "device": "cpu",
+            "process": "its own",
             "note": "the wheel is built for any x86-64 or arm64 processor; llama.cpp built for this one can be faster",
         }
 
     def close(self) -> None:
-        del self._server
+        self._line.close()  # which ends it
+        self._process.join(timeout=PATIENCE_S)
+        self._process.kill()
+
+    def _receive(self) -> dict[str, Any] | str | None:
+        """A chunk of the stream; or what went wrong, or None, where there will be no more."""
+        try:
+            message: dict[str, Any] | str | None = self._line.recv()
+        except (EOFError, OSError) as error:
+            raise InvalidRequest("method llama_cpp: its process has ended before it answered; is there memory enough?") from error
+        return message
+
+
+def _serve(line: Connection, path: str, context: int, threads: int) -> None:
+    """The process: opens the model, then answers requests until the line is closed."""
+    library = needed("xllamacpp", "llama.cpp")
+    parameters = library.CommonParams()
+    parameters.model.path = path
+    parameters.n_ctx = context
+    parameters.n_parallel = 1
+    parameters.cpuparams.n_threads = threads
+    parameters.cpuparams_batch.n_threads = threads
+    parameters.cache_ram_mib = 0
+    parameters.verbosity = QUIET
+    try:
+        server = library.Server(parameters)
+    except RuntimeError as error:
+        line.send(str(error))
+        return
+    line.send(None)
+    while (request := _next(line)) is not None:
+        problem = None
+        try:
+            server.handle_completions(request, lambda chunk: line.send(chunk))
+        except RuntimeError as error:
+            problem = str(error)
+        line.send(problem)
+
+
+def _next(line: Connection) -> dict[str, Any] | None:
+    """None where nobody asks any more."""
+    try:
+        request: dict[str, Any] = line.recv()
+    except (EOFError, OSError):
+        return None
+    return request
 
 
 class _Chunks:
@@ -112,15 +160,13 @@ class _Chunks:
         self.finish_reason = "length"
         self.error: Any = None
 
-    def take(self, chunk: dict[str, Any]) -> bool:
-        """True would end the stream."""
+    def take(self, chunk: dict[str, Any]) -> None:
         if "choices" not in chunk:
             self.error = chunk.get("error", chunk)
-            return True
+            return
         choice = chunk["choices"][0]
         total = int(chunk.get("timings", {}).get("predicted_n", self.num_tokens))
         self._watch.deliver(total - self.num_tokens)
         self.num_tokens = max(self.num_tokens, total)
         self.texts.append(choice["text"])
         self.finish_reason = choice["finish_reason"] or self.finish_reason
-        return False
