@@ -339,6 +339,7 @@ def test_an_endless_budget_takes_no_endless_room(target: NativeEngine) -> None:
 
 def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(target: NativeEngine) -> None:
     repeating = NativeEngine(tiny_transformer(seed=1, scale=0.3))
+    by_slots = 0
     for params in SAMPLING.values():
         plain = [make(repeating, text(6, seed) * 4, max_tokens=40, **params) for seed in range(3)]
         wanted = [one.ids for one in run_all(repeating, None, plain)]
@@ -347,7 +348,8 @@ def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(ta
         assert [one.ids for one in runs] == wanted
         rounds = [stats for one in runs for stats in one.rounds]
         assert any(stats.looked_up and stats.draft_length for stats in rounds)
-        assert any(not stats.looked_up and stats.draft_length for stats in rounds)
+        by_slots += sum(stats.draft_length > 0 and not stats.looked_up for stats in rounds)
+    assert by_slots
     without = decode(FusedEngine(repeating, drafter(repeating), 4, 12), [make(repeating, text(6) * 4, max_tokens=40)])
     assert not any(stats.looked_up for stats in without[0].rounds)
 

@@ -50,8 +50,6 @@ class Speculation:
     """Rounds by num_accepted, 0 to draft_length."""
     undrafted_rounds: int
     """Rounds in which only the anchor was verified: pauses; in fused mode those where slots promised more, or were left out."""
-    lookup_rounds: int
-    """Rounds whose draft was copied from the text itself."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
@@ -59,6 +57,8 @@ class Speculation:
     """Async mode only, and auto mode that has tried it."""
     choice: Choice | None = None
     """Auto mode only."""
+    lookup_rounds: int = 0
+    """Rounds whose draft was copied from the text itself."""
     looks_up: bool = False
     """Whether drafts were to be copied from the text where it holds them."""
     may_pause: bool = False
