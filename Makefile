@@ -24,7 +24,7 @@ ifneq ($(INDEX),)
 export PIP_INDEX_URL := $(INDEX)
 endif
 
-# What make bench asks: every method over the sets; batches; longer answers. On 2 cores 34 minutes, with DATA.
+# What make bench asks: every method over the sets; batches; longer answers. On 2 cores 12 minutes with DATA and BENCH_PROMPTS=3.
 BENCH_NAME ?= bench
 BENCH_PROMPTS ?= 7
 BENCH_TOKENS ?= 128
