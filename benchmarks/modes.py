@@ -1,11 +1,11 @@
 """Plain, serial and fused decoding: same engine, weights, dtype and prompts, alternating prompt by prompt.
 
 usage: python benchmarks/modes.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192] [--dtype bfloat16] [--draft-lengths 2 4 6]
-       [--draft-confidences 0.1] [--rows 6 12]
+       [--draft-confidences 0.1] [--lookups 2] [--least-kept 0.8] [--rows 6 12]
 
 Prints one JSON object: milliseconds a token of plain, of serial at each draft length, of serial at the longest of them cut at each
-confidence, and of fused at each budget of rows, ratios to plain, acceptance length, tokens verified a round, and how many answers are
-identical. Ratios are of totals over all prompts. Run it on an idle machine.
+confidence, of fused at each budget of rows, of both with copies, and of serial with pauses besides; ratios to plain, acceptance length,
+tokens verified a round, and how many answers are identical. Ratios are of totals over all prompts. Run it on an idle machine.
 """
 
 from __future__ import annotations
