@@ -9,7 +9,7 @@ from d3d.core.errors import D3DError, InvalidRequest
 from d3d.core.protocols import Drafter, TargetEngine
 from d3d.decoding.auto import AutoDrafter, Candidate
 from d3d.decoding.mode_choice import ModeTimes
-from d3d.decoding.modes import SERIAL_OPTIONS, AsyncOptions, Decoding, ModeOptions, decoding
+from d3d.decoding.modes import SERIAL_OPTIONS, AsyncOptions, Decoding, ModeOptions, decoding, option_name
 from d3d.drafting.block_drafter import BlockDrafter
 
 USUAL_ROWS = 12
@@ -53,7 +53,7 @@ def refuse_options_of(left_out: Mapping[str, str], options: ModeOptions) -> None
     """Raises InvalidRequest for options that only modes look at which auto mode leaves out; `left_out` says why."""
     for name, mode in OPTIONS_OF.items():
         if getattr(options, name) is not None and mode in left_out:
-            raise InvalidRequest(f"{name.replace('_', ' ').removeprefix('num ')}: auto leaves {mode} mode out here: {left_out[mode]}")
+            raise InvalidRequest(f"{option_name(name)}: auto leaves {mode} mode out here: {left_out[mode]}")
     if options.draft_length is not None and "serial" in left_out:
         raise InvalidRequest(f"draft length: auto drafts nothing here: {left_out['serial']}")
 

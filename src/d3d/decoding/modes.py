@@ -120,6 +120,11 @@ def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, de
     return Decoding(engine, engine.drafter, width)
 
 
+def option_name(field: str) -> str:
+    """How a field of `ModeOptions` is called in messages."""
+    return field.removeprefix("num_").replace("_", " ")
+
+
 def refuse_foreign(mode: str, options: ModeOptions) -> None:
     """Raises InvalidRequest for options that this mode does not look at, unless they ask for nothing, and for those of a wrong type."""
     _check_types(options)
@@ -129,8 +134,7 @@ def refuse_foreign(mode: str, options: ModeOptions) -> None:
     if mode != "serial":
         for field in SERIAL_OPTIONS:
             if getattr(options, field) is not None:
-                name = field.removeprefix("num_").replace("_", " ")
-                raise InvalidRequest(f"{name}: {mode} mode has none; leave it out, or use mode serial with a drafter")
+                raise InvalidRequest(f"{option_name(field)}: {mode} mode has none; leave it out, or use mode serial with a drafter")
     if mode not in ("serial", "fused") and options.lookup is not None:
         raise InvalidRequest(f"lookup: {mode} mode looks nothing up; leave it out, or use mode serial or fused with a drafter")
     if mode != "fused" and options.rows is not None:
@@ -143,7 +147,6 @@ def refuse_foreign(mode: str, options: ModeOptions) -> None:
 
 def _check_types(options: ModeOptions) -> None:
     for field, value in options._asdict().items():
-        name = field.removeprefix("num_").replace("_", " ")
         if field in ("miss_policy", "placement"):
             fits, kind = isinstance(value, str), "a name"
         elif field in ("draft_confidence", "least_kept"):
@@ -151,7 +154,7 @@ def _check_types(options: ModeOptions) -> None:
         else:
             fits, kind = isinstance(value, int) and not isinstance(value, bool), "a whole number"
         if value is not None and not fits:
-            raise InvalidRequest(f"{name}: {value!r} is not {kind}")
+            raise InvalidRequest(f"{option_name(field)}: {value!r} is not {kind}")
 
 
 def checked_outcomes(wanted: int | None) -> int:

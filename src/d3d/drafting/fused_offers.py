@@ -7,7 +7,7 @@ from operator import mul
 from typing import NamedTuple
 
 from d3d.drafting.fused_plan import Survival
-from d3d.drafting.ngrams import LONGEST_RUN, NgramIndex, continuation
+from d3d.drafting.ngrams import OwnPast
 
 
 class Offer(NamedTuple):
@@ -27,16 +27,15 @@ class LookedUp:
     """What one text's own past offers (`d3d.drafting.ngrams`). How much of it is kept is what this text has shown so far."""
 
     def __init__(self, shortest: int, draft_length: int) -> None:
-        self._index = NgramIndex(shortest, max(shortest, LONGEST_RUN))
+        self._past = OwnPast(shortest)
         self._length = draft_length
         self.survival = Survival(draft_length)
 
     def offer(self, token_ids: list[int]) -> Offer:
         """Nothing where the text's end does not stand earlier in it."""
-        self._index.extend(token_ids)
-        found = self._index.find(token_ids)
-        if found is None:
+        tokens = self._past.copy(token_ids, self._length)
+        if not tokens:
             return Offer((), (), looked_up=True)
         shares = self.survival.shares
         confidences = tuple(share / before if before else 0.0 for share, before in zip(shares, [1.0, *shares], strict=False))
-        return Offer(continuation(token_ids, found, self._length), confidences, looked_up=True)
+        return Offer(tokens, confidences, looked_up=True)

@@ -8,66 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from functools import partial
 
-from d3d.core.protocols import DraftSession, SelfDrafter, TargetSession
+from d3d.core.protocols import DraftSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
-from d3d.drafting.ngrams import LONGEST_RUN, NgramIndex, continuation
+from d3d.drafting.around import Around, AroundSession
+from d3d.drafting.ngrams import OwnPast
 
 
 @dataclass(frozen=True)
-class LookupFirst:
+class LookupFirst(Around):
     """Asks `drafter` where the last `shortest` tokens of a text do not stand earlier in it. Lengths are the same for both."""
 
-    drafter: SelfDrafter
     shortest: int
 
-    @property
-    def block_size(self) -> int:
-        return self.drafter.block_size
-
-    def open(self, num_sequences: int, capacity: int) -> LookupFirstSession:
-        return LookupFirstSession(self.drafter.open(num_sequences, capacity), self.shortest, num_sequences)
-
-    def open_beside(self, target: TargetSession) -> LookupFirstSession | None:
-        session = self.drafter.open_beside(target)
-        return None if session is None else LookupFirstSession(session, self.shortest, len(target.lengths))
+    def _around(self, session: DraftSession, num_sequences: int) -> DraftSession:
+        return LookupFirstSession(session, partial(OwnPast, self.shortest), num_sequences)
 
 
-class LookupFirstSession:
-    """An index a sequence, and the drafter's own session; see `DraftSession`."""
-
-    def __init__(self, session: DraftSession, shortest: int, num_sequences: int) -> None:
-        self._session = session
-        self._shortest = shortest
-        self._indices: list[NgramIndex] = []
-        self._add(num_sequences)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens in the drafter's own cache. Raises AttributeError where it has none."""
-        lengths: list[int] = self._session.lengths  # type: ignore[attr-defined]
-        return lengths
+class LookupFirstSession(AroundSession[OwnPast]):
+    """Each sequence has its own past."""
 
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        copied = []
-        for index, sequence, length in zip(self._indices, sequences, lengths, strict=True):
-            index.extend(sequence.token_ids)
-            found = index.find(sequence.token_ids)
-            copied.append(() if found is None else continuation(sequence.token_ids, found, length))
+        copied = [past.copy(one.token_ids, length) for past, one, length in zip(self._own, sequences, lengths, strict=True)]
         open_lengths = [0 if block else length for block, length in zip(copied, lengths, strict=True)]
         if not any(open_lengths):
             return [DraftBlock(block, looked_up=True) for block in copied]
         drafted = self._session.draft(sequences, open_lengths)
         return [DraftBlock(block, looked_up=True) if block else other for block, other in zip(copied, drafted, strict=True)]
-
-    def keep(self, rows: list[int]) -> None:
-        self._indices = [self._indices[row] for row in rows]
-        self._session.keep(rows)
-
-    def join(self, count: int) -> None:
-        self._add(count)
-        self._session.join(count)
-
-    def _add(self, count: int) -> None:
-        self._indices += [NgramIndex(self._shortest, max(self._shortest, LONGEST_RUN)) for _ in range(count)]

@@ -41,3 +41,16 @@ def continuation(token_ids: ListLike[int], start: int, length: int) -> tuple[int
     """`length` tokens from `start` on; behind the text's end it goes on as a text that repeats what it holds from `start` on."""
     period = len(token_ids) - start
     return tuple(token_ids[start + place % period] for place in range(length))
+
+
+class OwnPast:
+    """What one growing text holds itself as a draft."""
+
+    def __init__(self, shortest: int) -> None:
+        self._index = NgramIndex(shortest, max(shortest, LONGEST_RUN))
+
+    def copy(self, token_ids: ListLike[int], length: int) -> tuple[int, ...]:
+        """`length` tokens to follow; none where the text's last tokens do not stand earlier in it."""
+        self._index.extend(token_ids)
+        found = self._index.find(token_ids)
+        return () if found is None else continuation(token_ids, found, length)

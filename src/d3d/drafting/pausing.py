@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
+from functools import partial
 
-from d3d.core.protocols import DraftSession, SelfDrafter, TargetSession
+from d3d.core.protocols import DraftSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
+from d3d.drafting.around import Around, AroundSession
 
 NEWEST_SHARE = 0.2
 """Weight of the newest draft in the mean."""
@@ -23,22 +25,13 @@ FIRST_MEAN = 2.0
 
 
 @dataclass(frozen=True)
-class Pausing:
+class Pausing(Around):
     """Asks `drafter` while `least_kept` tokens of its drafts are kept in the mean."""
 
-    drafter: SelfDrafter
     least_kept: float
 
-    @property
-    def block_size(self) -> int:
-        return self.drafter.block_size
-
-    def open(self, num_sequences: int, capacity: int) -> PausingSession:
-        return PausingSession(self.drafter.open(num_sequences, capacity), self.least_kept, num_sequences)
-
-    def open_beside(self, target: TargetSession) -> PausingSession | None:
-        session = self.drafter.open_beside(target)
-        return None if session is None else PausingSession(session, self.least_kept, len(target.lengths))
+    def _around(self, session: DraftSession, num_sequences: int) -> DraftSession:
+        return PausingSession(session, partial(History, self.least_kept), num_sequences)
 
 
 @dataclass
@@ -76,41 +69,18 @@ class History:
         return False
 
 
-class PausingSession:
-    """A history a sequence, and the drafter's own session; see `DraftSession`."""
-
-    def __init__(self, session: DraftSession, least_kept: float, num_sequences: int) -> None:
-        self._session = session
-        self._least_kept = least_kept
-        self._histories: list[History] = []
-        self._add(num_sequences)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens in the drafter's own cache. Raises AttributeError where it has none."""
-        lengths: list[int] = self._session.lengths  # type: ignore[attr-defined]
-        return lengths
+class PausingSession(AroundSession[History]):
+    """Each sequence has a history."""
 
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         wanted = []
-        for history, sequence, length in zip(self._histories, sequences, lengths, strict=True):
+        for history, sequence, length in zip(self._own, sequences, lengths, strict=True):
             history.look(sequence.token_ids)
             wanted.append(length if length and history.begin_round() else 0)
         if not any(wanted):
             return [DraftBlock() for _ in sequences]
         blocks = self._session.draft(sequences, wanted)
-        for history, sequence, block, length in zip(self._histories, sequences, blocks, wanted, strict=True):
+        for history, sequence, block, length in zip(self._own, sequences, blocks, wanted, strict=True):
             if length:
                 history.draft, history.place = block.token_ids, len(sequence)
         return blocks
-
-    def keep(self, rows: list[int]) -> None:
-        self._histories = [self._histories[row] for row in rows]
-        self._session.keep(rows)
-
-    def join(self, count: int) -> None:
-        self._add(count)
-        self._session.join(count)
-
-    def _add(self, count: int) -> None:
-        self._histories += [History(self._least_kept) for _ in range(count)]

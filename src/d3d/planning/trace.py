@@ -85,8 +85,11 @@ class Trace:
 
 def _cut(one: TracedRound, draft_length: int) -> TracedRound:
     lost = max(0, one.num_accepted - draft_length)
-    return TracedRound(
-        min(one.draft_length, draft_length), one.num_accepted - lost, one.num_committed - lost, one.context, looked_up=one.looked_up
+    return one._replace(
+        draft_length=min(one.draft_length, draft_length),
+        num_accepted=one.num_accepted - lost,
+        num_committed=one.num_committed - lost,
+        hit=None,
     )
 
 

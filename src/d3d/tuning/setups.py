@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH, DEFAULT_FUSED_DRAFT_LENGTH, DEFAULT_OUTCOMES, ModeOptions
+from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH, DEFAULT_FUSED_DRAFT_LENGTH, DEFAULT_OUTCOMES, ModeOptions, option_name
 
 MOST_DRAFT = 16
 MOST_STEPS = 3
@@ -59,7 +59,7 @@ class Setup:
         return self.options.draft_confidence is not None
 
     def __str__(self) -> str:
-        parts = [f"{name.replace('num_', '').replace('_', ' ')} {value}" for name, value in self.told.items()]
+        parts = [f"{option_name(name)} {value}" for name, value in self.told.items()]
         parts += [f"{self.threads} thread{'s' if self.threads > 1 else ''}"] if self.threads is not None else []
         parts += [self.drafter] if self.drafter not in (None, OWN) else []
         return ", ".join([self.mode, *parts])

@@ -135,7 +135,7 @@ def _serve(line: Connection, path: str, context: int, threads: int) -> None:
     while (request := _next(line)) is not None:
         problem = None
         try:
-            server.handle_completions(request, lambda chunk: line.send(chunk))
+            server.handle_completions(request, line.send)
         except RuntimeError as error:
             problem = str(error)
         line.send(problem)
