@@ -9,7 +9,7 @@ import torch
 
 from d3d.core.errors import InvalidCheckpoint
 from d3d.models.checkpoint import load_drafter, save_drafter
-from d3d.models.drafter import DeltaConfig
+from d3d.models.drafter import SEEN_TOKENS, DeltaConfig
 from d3d.models.linear import Linear
 from d3d.models.open_model import OpenModel
 from d3d.training.config import DrafterSpec, RunConfig, Stage, TrainConfig
@@ -93,10 +93,22 @@ def test_a_drafter_of_another_kind_is_refused(change: dict[str, int], message: s
         a_run(tmp_path / "run", base, older, **change)
 
 
-def test_a_previous_token_head_of_another_width_is_refused(base: OpenModel, tmp_path: Path) -> None:
+def test_a_wider_previous_token_head_begins_as_the_older_one(base: OpenModel, tmp_path: Path) -> None:
+    older = random_drafter(base, previous_token_width=8)
+    assert older.previous_token_head is not None
+    older.previous_token_head.up.data.normal_()
+    save_drafter(tmp_path / "older", older, base, storage="float32")
+    old, new = load_drafter(tmp_path / "older", base), a_run(tmp_path / "run", base, tmp_path / "older", head=16).model
+    states, seen = torch.randn(5, base.config.hidden_size), torch.randint(0, 30, (5, SEEN_TOKENS))
+    assert new.previous_token_head is not None
+    torch.testing.assert_close(new.tell(states, seen), old.tell(states, seen))
+    assert new.previous_token_head.of_tokens[8:].all(), "what is added can learn"
+
+
+def test_a_narrower_previous_token_head_is_refused(base: OpenModel, tmp_path: Path) -> None:
     save_drafter(tmp_path / "older", random_drafter(base, previous_token_width=8), base, storage="float32")
-    with pytest.raises(InvalidCheckpoint, match="its previous_token_width is 8, the new drafter's is 16"):
-        a_run(tmp_path / "run", base, tmp_path / "older", head=16)
+    with pytest.raises(InvalidCheckpoint, match="its previous_token_width is 8, the new drafter's is 4"):
+        a_run(tmp_path / "run", base, tmp_path / "older", head=4)
 
 
 def test_a_drafter_over_other_weights_is_refused(older: Path, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from d3d.models.transformer import Transformer
 FORMAT = 1
 DECODER = "decoder"
 DRAFT_IDS = "draft_token_ids"
+HEAD = "previous_token_head."
 """int32 [draft_vocabulary]."""
 
 
@@ -158,21 +159,26 @@ def start_from(path: Path, model: DrafterModel, base: OpenModel) -> None:
             raise InvalidCheckpoint(f"{path} can't be started from: its {name} is {found}, the new drafter's is {wanted}")
     own = model.trainable()
     tensors = {name: tensor for name, tensor in read_tensors(path).items() if name.removesuffix(SCALE) in own}
-    shapes = {name: _stored_shape(name, parameter.shape, config.drafter.delta) for name, parameter in own.items() if name in tensors}
+    shapes = {name: _stored_shape(name, parameter.shape, config.drafter) for name, parameter in own.items() if name in tensors}
     stored = unpack(path / WEIGHTS_FILE, tensors, shapes)
     for name, tensor in stored.items():
         mine = own[name].data
-        if config.drafter.delta is not None and tensor.shape != mine.shape:  # a lower rank: its rows of `down`, its columns of `up`
+        if tensor.shape != mine.shape:  # a lower rank, a narrower head: so many rows of what goes in, columns of what comes out
             mine[tuple(slice(length) for length in tensor.shape)] = tensor.to(mine.device, mine.dtype)
         else:
             own[name].data = tensor.to(mine.device, mine.dtype, copy=True)
 
 
-def _stored_shape(name: str, shape: torch.Size, delta: DeltaConfig | None) -> torch.Size:
-    """The shape that a tensor of a new drafter has where its deltas have the rank `delta` says."""
-    if delta is None or not name.endswith((".down", ".up")) or ".layers." not in name:
+def _stored_shape(name: str, shape: torch.Size, older: DrafterConfig) -> torch.Size:
+    """The shape that a tensor of a new drafter has where the rank of its deltas and the width of its head are those of `older`."""
+    inner = None
+    if name.startswith(HEAD):
+        inner = older.previous_token_width
+    elif older.delta is not None and ".layers." in name and name.endswith((".down", ".up")):
+        inner = older.delta.rank
+    if inner is None:
         return shape
-    return torch.Size((delta.rank, shape[1]) if name.endswith(".down") else (shape[0], delta.rank))
+    return torch.Size((shape[0], inner) if name.endswith(".up") else (inner, shape[1]))
 
 
 def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -184,7 +190,7 @@ def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, An
         if older.delta.rank > newer.delta.rank:
             yield "delta.rank", older.delta.rank, newer.delta.rank
         yield "delta.scope", older.delta.scope, newer.delta.scope
-    if older.previous_token_width is not None and newer.previous_token_width is not None:
+    if (older.previous_token_width or 0) > (newer.previous_token_width or older.previous_token_width or 0):
         yield "previous_token_width", older.previous_token_width, newer.previous_token_width
 
 

@@ -119,8 +119,8 @@ class DrafterSpec(BaseModel):
     """Tokens that can be drafted: the most frequent ones of the corpus. None is all."""
     previous_token_width: int | None = None
     start: str | None = None
-    """A drafter of the same base to go on from (directory, preset or hub id), of this rank or a lower one; what it lacks, such as a
-    previous-token head, begins as new."""
+    """A drafter of the same base to go on from (directory, preset or hub id), of this rank and this width of the previous-token head or
+    lower ones; what it lacks, such as the head, begins as new."""
 
     def resolve(self, num_layers: int) -> DrafterConfig:
         """Raises InvalidRequest for layers in another order, or none."""
