@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from d3d.drafting.layout import MASKED, cache_places
-from d3d.masks.dense import dense
+from d3d.drafting.layout import MASKED, pass_mask
 from d3d.masks.rules import Rows, block_rules, union
 from d3d.models.drafter import DrafterConfig
 
@@ -47,12 +46,11 @@ def fused_layout(config: DrafterConfig, cached: list[int], clean_ids: list[list[
         Rows.clean(clean_positions),
         Rows(slot_positions, anchors, torch.where(idle, NO_GROUP, row), torch.zeros_like(row)),
     )
-    keys = cache_places(rows, lengths, max(cached) + width + num_slots)
     ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in clean_ids])
     return FusedLayout(
         token_ids=torch.cat((ids, torch.full((len(slots), num_slots), MASKED)), dim=1),
         positions=rows.position,
-        mask=dense(union(block_rules(config.block_attention)), rows, keys),
+        mask=pass_mask(union(block_rules(config.block_attention)), rows, cached),
         width=width,
         num_slots=num_slots,
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from d3d.masks.dense import dense
-from d3d.masks.rules import CLEAN, NOWHERE, TRUNK, Rows, block_rules, union
+from d3d.masks.rules import CLEAN, NOWHERE, TRUNK, Rows, Rule, block_rules, union
 from d3d.models.drafter import DrafterConfig
 
 MASKED = -1
@@ -58,8 +58,7 @@ def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]
         Rows.clean(clean_positions),  # padding stands behind the last clean token, where no real row looks
         Rows(slot_positions, last_seen.expand(-1, num_slots), torch.zeros_like(slot_positions), torch.zeros_like(slot_positions)),
     )
-    keys = cache_places(rows, lengths, max(cached) + width + num_slots)
-    mask = dense(union(block_rules(config.block_attention)), rows, keys)
+    mask = pass_mask(union(block_rules(config.block_attention)), rows, cached)
     slot_ids = blocks[:, :num_slots]
     if anchor_slot:
         slot_ids = torch.cat((torch.tensor([ids[-1:] for ids in known]), blocks[:, :-1]), dim=1)
@@ -77,6 +76,15 @@ def draft_layout(config: DrafterConfig, cached: list[int], known: list[list[int]
         num_clean=num_clean,
         num_slots=num_slots,
     )
+
+
+def pass_mask(rule: Rule, rows: Rows, cached: list[int]) -> Tensor:
+    """Who sees whom in a pass over `rows` (fields [batch, rows]) whose sequences have so many clean tokens in the cache: bool
+    [batch, rows, keys]. Whatever the rule, a row must see all of its sequence's cached tokens: no pass asks less of the cache."""
+    if min(cached) < max(cached):
+        return dense(rule, rows, cache_places(rows, torch.tensor(cached)[:, None], max(cached) + rows.position.shape[1]))
+    own = dense(rule, rows, rows)
+    return torch.cat((own.new_ones(*own.shape[:2], cached[0]), own), dim=-1)
 
 
 def cache_places(rows: Rows, lengths: Tensor, num_keys: int) -> Rows:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from d3d.core.types import Outcome
-from d3d.drafting.layout import MASKED, cache_places
-from d3d.masks.dense import dense
+from d3d.drafting.layout import MASKED, pass_mask
 from d3d.masks.rules import CLEAN, GUESS, Rows, packed_rules, union
 from d3d.models.drafter import DrafterConfig
 
@@ -65,13 +64,12 @@ def packed_layout(
         ),
     )[None]
     ids = torch.cat((torch.tensor(trunk, dtype=torch.long), bonus[own], slot_ids.flatten()))
-    keys = cache_places(rows, torch.tensor([[cached]]), cached + len(ids))
     slots = len(ids) - slot_ids.numel() + torch.arange(slot_ids.numel()).view(branches, num_slots)
     anchor_rows = width + torch.arange(branches)[:, None]
     return PackedLayout(
         token_ids=ids[None],
         rows=rows,
-        mask=dense(union(packed_rules(config.block_attention)), rows, keys),
+        mask=pass_mask(union(packed_rules(config.block_attention)), rows, [cached]),
         predicting=torch.cat((anchor_rows, slots), dim=1) if config.own_rows else slots,
         num_slots=branches * num_slots,
     )

@@ -6,6 +6,7 @@ know what a request, a block or a drafter is; the last `delta_rows` rows of a pa
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -189,11 +190,14 @@ class Transformer(nn.Module):
         clean = whole
         if skipped and first:
             clean = self._told(x[:, :first], positions[:, :first], None if mask is None else _without_last(mask, delta_rows), 0)
-        for index, layer in enumerate(self.layers):
-            if index not in skipped:
-                x = self._through(layer, x, whole, store, index)
-            elif first:
-                x = torch.cat((self._through(layer, x[:, :first], clean, store, index), x[:, first:]), dim=1)
+        for passed_by, run in groupby(range(len(self.layers)), key=skipped.__contains__):
+            if passed_by and not first:
+                continue
+            x, slots = (x[:, :first], x[:, first:]) if passed_by else (x, None)
+            for index in run:
+                x = self._through(self.layers[index], x, clean if passed_by else whole, store, index)
+            if slots is not None:
+                x = torch.cat((x, slots), dim=1)
         out: Tensor = self.norm(x)
         return out
 
