@@ -23,7 +23,7 @@ from torch import Tensor
 
 from d3d.core.errors import D3DError, InvalidCheckpoint
 from d3d.models.config import decoder_config
-from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.models.from_target import from_target
 from d3d.models.loading import DRAFTER_TYPE, WEIGHTS_FILE, load_config, load_tokenizer, read_tensors

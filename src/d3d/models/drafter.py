@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from d3d.core.errors import InvalidCheckpoint
 from d3d.masks.rules import BlockAttention
-from d3d.models.choice import Candidates, Chosen, best_of, joined
+from d3d.models.choice import Candidates, Chosen, best_few, best_of, joined
 from d3d.models.kv_cache import KeyValueStore
 from d3d.models.linear import Linear, linear, merge_deltas
 from d3d.models.transformer import Transformer
@@ -329,7 +329,7 @@ class DrafterModel(nn.Module):
         head = self.previous_token_head
         if head is None or logits.shape[1] == own_rows:
             return None
-        values, best = logits[:, own_rows:].topk(min(CANDIDATES, logits.shape[2]))
+        values, best = best_few(logits[:, own_rows:], CANDIDATES)
         best = best if token_ids is None else token_ids[best]
         banned = values.isneginf() if bool(values[..., -1].isneginf().any()) else None
         reading, rows = head.reading(states), F.embedding(best, self._head_rows())
