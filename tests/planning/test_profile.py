@@ -45,7 +45,8 @@ def test_a_profile_holds_what_it_should(measured: Path) -> None:
     assert sizes["draft"] == {(length, 0, context) for length in (1, 3) for context in (8, 16)}
     assert sizes["packed"] == {(2, 3, 8), (2, 3, 16)}
     assert {rows for rows, _, _ in sizes["fused"]} >= {3, 8, 32}
-    assert sizes.keys() >= {"switch", "rest", "async_verify", "async_packed"}  # and where a miss asked for one, async_draft
+    assert sizes.keys() >= {"switch", "rest", "async_verify", "async_packed", "async_read"}  # and where a miss asked for one, async_draft
+    assert sizes["async_read"] == {(0, 3, 8), (0, 3, 16)}
     assert (run.dtype, run.placement) == ("float32", "thread")
     assert run.memory.target_weights > run.memory.drafter_weights > 0
     assert run.memory.peak > 1 << 20
@@ -172,6 +173,13 @@ def test_what_async_mode_costs_each_pass_is_told_apart() -> None:
     contention = MeasuredCosts(run.model_copy(update={"points": [*run.points, *beside]})).contention()
     assert contention == pytest.approx((2.0, 1.6, 1.5, True))
     assert MeasuredCosts(run).contention() is None
+
+
+def test_the_reading_of_a_prompt_lies_on_a_line_between_those_measured() -> None:
+    run = by_hand()
+    assert MeasuredCosts(run).read(50) == 0
+    read = [point("async_read", 0, 5, context, [0.001 * context]) for context in (100, 20)]
+    assert MeasuredCosts(run.model_copy(update={"points": [*run.points, *read]})).read(50) == pytest.approx(0.05)
 
 
 def test_a_thinner_drafter_saves_what_its_layers_weigh() -> None:

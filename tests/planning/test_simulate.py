@@ -24,6 +24,7 @@ class FixedCosts:
     switch_s: float = SWITCH
     rest_s: float = 0.0
     packed_s: float = 1.0
+    read_s: float = 0.0
 
     def verify(self, rows: int, context: float) -> float:
         return 4.0
@@ -36,6 +37,9 @@ class FixedCosts:
 
     def fused(self, rows: int, context: float) -> float:
         return 5.0
+
+    def read(self, context: float) -> float:
+        return self.read_s
 
 
 ROUNDS = [TracedRound(5, 2, 3, 100 + 3 * number) for number in range(10)]
@@ -68,6 +72,14 @@ def test_with_no_hits_each_round_waits_for_a_draft_too(outcomes: int, longer: in
     assert one.seconds == pytest.approx(3 + 9 * (longer + 3 + SWITCH) + SWITCH + 4)
     assert one.hit_rate == 0
     assert one.draft_s == pytest.approx(10 * 3 + 9 * (longer - 4))
+
+
+def test_each_request_begins_with_a_draft_for_which_the_worker_reads_the_prompt() -> None:
+    rounds = [one._replace(first=number in (0, 4)) for number, one in enumerate(ROUNDS)]
+    known, unknown = (asynchronous(rounds, FixedCosts(read_s=read_s), 1, (1.0,)) for read_s in (20.0, 0.0))
+    assert known.seconds - unknown.seconds == pytest.approx(2 * (20 - 3))
+    assert known.hit_rate == 1, "a first round has nothing to find, and counts as neither hit nor miss"
+    assert known.seconds == pytest.approx(2 * 20 + 8 * (4 + SWITCH) + 2 * (4 + SWITCH))
 
 
 def test_every_second_hit_costs_half_of_the_drafts() -> None:

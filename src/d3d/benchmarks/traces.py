@@ -44,6 +44,7 @@ def _rounds(row: Row) -> Iterator[TracedRound]:
         for place in range(row.completion_tokens - 1):
             yield TracedRound(0, 0, 1, context + place)
         return
-    for one in row.acceptance.each_round:
-        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit_of(one.readiness), one.looked_up)
+    for number, one in enumerate(row.acceptance.each_round):
+        hit, first = hit_of(one.readiness), number == 0
+        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, first)
         context += one.num_committed

@@ -62,6 +62,11 @@ class Costs(Protocol):
 
     def fused(self, rows: int, context: float) -> float: ...
 
+    def read(self, context: float) -> float:
+        """Async mode, a request's first draft, for which the draft worker reads all of the text; the target waits. 0 where nothing is
+        known of it: then it is a draft like any other."""
+        ...
+
 
 def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     """Piecewise linear through `points` (x ascending, each x once), the outer pieces going on beyond them; never below 0."""
@@ -112,3 +117,6 @@ class ThinnedDraft:
 
     def fused(self, rows: int, context: float) -> float:
         return self.costs.fused(rows, context)
+
+    def read(self, context: float) -> float:
+        return self.factor * self.costs.read(context)

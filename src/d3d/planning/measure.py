@@ -188,6 +188,7 @@ def grid_cells(model: Model, grid: Grid) -> Iterator[Cell]:
         yield Cell("async_verify", width + 1, width, first)
         yield Cell("async_packed", DEFAULT_OUTCOMES, width, first)
         yield Cell("async_draft", width, width, first)
+        yield from (Cell("async_read", 0, width, context) for context in grid.contexts)
 
 
 def _facts(model: Model) -> tuple[Facts, Facts | None]:

@@ -56,6 +56,10 @@ class MeasuredCosts:
     def fused(self, rows: int, context: float) -> float:
         return self._at("fused", rows, context)
 
+    def read(self, context: float) -> float:
+        line = sorted((float(one.context), one.median_s) for one in self._points.get("async_read", ()))
+        return interpolate(line, context) if line else 0.0
+
     def contention(self) -> Contention | None:
         """What async mode costs both sides on this machine; None where it was not measured.
 

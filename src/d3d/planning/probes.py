@@ -166,7 +166,7 @@ class Probes:
         return max(0.0, total - sum(one.t_draft + one.t_verify for one in result.rounds)) / len(result.rounds)
 
     def _beside(self, cell: Cell) -> list[float]:
-        """Verifications, preparations, or drafts that a miss asked for, in async mode at its default budget."""
+        """In async mode at its default budget: verifications, preparations, drafts that a miss asked for, or an answer's first draft."""
         result = self.model.generate(
             self._text(cell.context),
             mode="async",
@@ -176,6 +176,8 @@ class Probes:
             max_tokens=GENERATED,
             ignore_eos=True,
         )
+        if cell.kind == "async_read":
+            return [result.rounds[0].t_draft]
         if cell.kind == "async_verify":
             return [one.t_verify for one in result.rounds if one.draft_length == cell.draft_length]
         prepared = [one.preparation for one in result.rounds if one.preparation is not None and one.preparation.readiness != "unprepared"]

@@ -13,10 +13,10 @@ from d3d.core.errors import InvalidRequest
 
 FORMAT = 1
 
-Kind = Literal["verify", "draft", "packed", "fused", "switch", "rest", "async_verify", "async_packed", "async_draft"]
+Kind = Literal["verify", "draft", "packed", "fused", "switch", "rest", "async_verify", "async_packed", "async_draft", "async_read"]
 """verify, draft, packed, fused: passes, each alone. switch: from a verdict to the next verification, on a hit. rest: of a round, beside
 draft and verification. async_verify, async_packed: the same passes in async mode on this machine, where both sides work; async_draft: a
-draft there that the target waits for."""
+draft there that the target waits for; async_read: the first of a request, for which the worker reads the prompt."""
 
 
 class Point(BaseModel):

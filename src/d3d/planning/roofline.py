@@ -118,6 +118,10 @@ class RooflineCosts:
     def fused(self, rows: int, context: float) -> float:  # noqa: ARG002 - the protocol's
         raise InvalidRequest("fused: a drafter with weights of its own can't share the target's pass")
 
+    def read(self, context: float) -> float:
+        """The prompt as rows of one pass, with a draft behind it."""
+        return self._drafter_pass(max(1, round(context)), 0.0)
+
     def _drafter_pass(self, rows: int, context: float) -> float:
         if self.drafter is None:
             raise InvalidRequest("drafter: name one; without it there is only plain decoding to model")

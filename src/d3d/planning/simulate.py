@@ -26,6 +26,8 @@ class Work(NamedTuple):
     """Preparing the successors of this round's block."""
     hit: bool | None
     """Whether this round's block is among the successors prepared in the round before; None where it wants none."""
+    read_s: float | None = None
+    """A request's first round: its draft, where it takes longer than `fresh_s`; nothing else runs meanwhile. None in other rounds."""
 
 
 class Done(NamedTuple):
@@ -80,7 +82,7 @@ def pipeline(works: Iterable[Work], switch_s: float, rest_s: float = 0.0, conten
         start, late = now, False
         if work.hit is not None:
             late = prepared > start
-            ready = max(start, prepared) + (0.0 if work.hit else work.fresh_s * contention.fresh)
+            ready = max(start, prepared) + (0.0 if work.hit else max(work.fresh_s * contention.fresh, work.read_s or 0.0))
             start = ready + switch_s
         verified, prepared = _side_by_side(start, work, contention)
         done.append(Done(now, start, verified, verified + rest_s, prepared, late))
@@ -103,7 +105,7 @@ def modelled_async(works: Sequence[Work], tokens: int, costs_s: tuple[float, flo
     """`costs_s`: seconds of a switch, and of the rest of each round."""
     switch_s, rest_s = costs_s
     done = pipeline(works, switch_s, rest_s, contention)
-    wanted = [work.hit for work in works if work.hit is not None][1:]  # the first has nothing to find
+    wanted = [work.hit for work in works if work.hit is not None and work.read_s is None]  # a first round has nothing to find
     switches = sum(work.hit is not None for work in works) * switch_s
     return Modelled(
         "async",
@@ -156,15 +158,17 @@ def asynchronous(
 
 
 def async_work(rounds: Sequence[TracedRound], costs: Costs, outcomes: int, hit_rate_at: Sequence[float]) -> list[Work]:
+    firsts = [True, *(one.first for one in rounds[1:])]
     hits = [False, *spread(hit_rate_at[min(one.num_accepted, len(hit_rate_at) - 1)] for one in rounds[:-1])]
     return [
         Work(
             costs.verify(one.draft_length + 1, one.context),
             costs.draft(one.draft_length, one.context) if one.draft_length else 0.0,
             costs.packed(one.draft_length, outcomes, one.context) if one.draft_length else 0.0,
-            (hit if one.hit is None else one.hit) if one.draft_length else None,
+            ((hit and not first) if one.hit is None else one.hit) if one.draft_length else None,
+            costs.read(one.context) if first else None,
         )
-        for one, hit in zip(rounds, hits, strict=True)
+        for one, hit, first in zip(rounds, hits, firsts, strict=True)
     ]
 
 

@@ -32,6 +32,8 @@ class TracedRound(NamedTuple):
     """Whether its block was among the successors prepared before; None where that was not recorded."""
     looked_up: bool = False
     """Whether its draft was copied from the text, so that no drafter's pass was needed."""
+    first: bool = False
+    """Whether a request begins with it."""
 
 
 class Measured(NamedTuple):
@@ -171,14 +173,16 @@ def _of_answer(record: dict[str, Any], source: str) -> Trace:
     if speculation is None:
         return Trace(source, mode, 0, tuple(TracedRound(0, 0, 1, prompt + place + 1) for place in range(further)), measured=measured)
     trace = of_histogram(speculation["num_accepted_histogram"], source=source, mode=mode)
-    rounds, context, undrafted, copied = [], prompt + 1, speculation.get("undrafted_rounds", 0), speculation.get("lookup_rounds", 0)
+    rounds: list[TracedRound] = []
+    context, undrafted, copied = prompt + 1, speculation.get("undrafted_rounds", 0), speculation.get("lookup_rounds", 0)
     for one in trace.rounds:
         empty = undrafted > 0 and not one.num_accepted
         undrafted -= empty
         committed = min(one.num_committed, prompt + 1 + further - context)  # a stop has cut the last
         looked_up = not empty and copied > 0  # which ones is not told, and only how many matters
         copied -= looked_up
-        rounds.append(TracedRound(0 if empty else trace.draft_length, one.num_accepted, committed, context, looked_up=looked_up))
+        length = 0 if empty else trace.draft_length
+        rounds.append(TracedRound(length, one.num_accepted, committed, context, looked_up=looked_up, first=not rounds))
         context += committed
     rates = [0.0 if rate is None else rate for rate in speculation.get("hit_rate_at", ())]
     return replace(trace, rounds=tuple(rounds), hit_rate_at=tuple(rates) or None, measured=measured)
@@ -198,10 +202,11 @@ def hit_of(readiness: str | None) -> bool | None:
 
 def _of_timeline(stats: Sequence[RoundStats], about: dict[str, Any], source: str) -> Trace:
     """`about`: what the file says of the run, if anything."""
-    rounds, context = [], about.get("prompt_tokens", DEFAULT_CONTEXT) + 1
+    rounds: list[TracedRound] = []
+    context = about.get("prompt_tokens", DEFAULT_CONTEXT) + 1
     for one in stats:
         hit = None if one.preparation is None else hit_of(one.preparation.readiness)
-        rounds.append(TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up))
+        rounds.append(TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, not rounds))
         context += one.num_committed
     longest = max(one.draft_length for one in rounds)
     is_async = any(one.preparation is not None for one in stats)
