@@ -1,11 +1,12 @@
 """Plain, serial and fused decoding: same engine, weights, dtype and prompts, alternating prompt by prompt.
 
 usage: python benchmarks/modes.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192] [--dtype bfloat16] [--draft-lengths 2 4 6]
-       [--draft-confidences 0.1] [--lookups 2] [--least-kept 0.8] [--rows 6 12]
+       [--draft-confidences 0 0.1] [--lookups 0 2] [--least-kept 0 0.8] [--rows 6 12] [--over "serial 4 lookup 2"]
 
-Prints one JSON object: milliseconds a token of plain, of serial at each draft length, of serial at the longest of them cut at each
-confidence, of fused at each budget of rows, of both with copies, and of serial with pauses besides; ratios to plain, acceptance length,
-tokens verified a round, and how many answers are identical. Ratios are of totals over all prompts. Run it on an idle machine.
+Prints one JSON object: milliseconds a token of plain, of serial at each draft length with each cut, lookup and pause, of fused at each
+budget of rows with each lookup (0 is without); how many times as fast each is as plain, or as the way that `--over` names, with its 95 %
+interval over the prompts; acceptance length, tokens verified a round, and how many answers are identical. Ratios are of totals over all
+prompts. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import d3d
 from d3d.benchmarks.lossless import compare, label, tolerance
 from d3d.core.types import SamplingParams
 from d3d.training.prompts import read_prompts
+from d3d.tuning.intervals import paired_ratio
 
 
 def main() -> None:
@@ -38,14 +40,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quantize", help="int8")
     parser.add_argument("--draft-lengths", type=int, nargs="*", default=[2, 3, 4, 6, 8], help="of serial mode")
-    parser.add_argument(
-        "--draft-confidences", type=float, nargs="*", default=[], help="of serial mode, at the longest of the draft lengths"
-    )
-    parser.add_argument(
-        "--lookups", type=int, nargs="*", default=[], help="of serial mode at every draft length, of fused mode with all rows"
-    )
-    parser.add_argument("--least-kept", type=float, nargs="*", default=[], help="of serial mode, each with each of the lookups")
+    parser.add_argument("--draft-confidences", type=float, nargs="+", default=[0], help="of serial mode")
+    parser.add_argument("--lookups", type=int, nargs="+", default=[0], help="of serial and fused mode")
+    parser.add_argument("--least-kept", type=float, nargs="+", default=[0], help="of serial mode")
     parser.add_argument("--rows", type=int, nargs="*", default=[6, 9, 12, 16], help="of fused mode")
+    parser.add_argument("--over", default="plain", help="the way that ratios are taken to")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -54,33 +53,22 @@ def main() -> None:
     prompts = [prompt.token_ids for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]]
     sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     ways: dict[str, dict[str, Any]] = {"plain": {"mode": "plain"}}
-    ways |= {f"serial {length}": {"mode": "serial", "draft_length": length} for length in options.draft_lengths}
-    longest = max(options.draft_lengths, default=None)
-    ways |= {
-        f"serial {longest} cut {least:g}": {"mode": "serial", "draft_length": longest, "draft_confidence": least}
-        for least in options.draft_confidences
-    }
-    for length, lookup in product(options.draft_lengths, options.lookups or [0] * bool(options.least_kept)):
-        way = {"mode": "serial", "draft_length": length, "lookup": lookup}
-        ways |= {f"serial {length} lookup {lookup}": way}
-        ways |= {f"serial {length} lookup {lookup} least {least:g}": way | {"least_kept": least} for least in options.least_kept}
-    ways |= {f"fused {rows}": {"mode": "fused", "rows": rows} for rows in options.rows}
-    ways |= {
-        f"fused {rows} lookup {lookup}": {"mode": "fused", "rows": rows, "lookup": lookup}
-        for rows, lookup in product(options.rows, options.lookups)
-    }
+    for length, *extras in product(options.draft_lengths, options.draft_confidences, options.lookups, options.least_kept):
+        ways |= _way("serial", "draft_length", length, dict(zip(("draft_confidence", "lookup", "least_kept"), extras, strict=True)))
+    for rows, lookup in product(options.rows, options.lookups):
+        ways |= _way("fused", "rows", rows, {"lookup": lookup})
+    if options.over not in ways:
+        parser.error(f"--over {options.over!r} is not one of {', '.join(ways)}")
     for way in ways.values():  # warm-up, not measured
         model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})
-    rows = {
-        name: {"seconds": 0.0, "tokens": 0, "rounds": 0, "committed": 0.0, "undrafted": 0, "copied": 0, "drafted": 0, "answers": []}
-        for name in ways
+    rows: dict[str, dict[str, Any]] = {
+        name: {"times": [], "rounds": 0, "committed": 0.0, "undrafted": 0, "copied": 0, "drafted": 0, "answers": []} for name in ways
     }
     for prompt in prompts:
         for name, row in rows.items():
             result = model.generate(prompt, **ways[name], **sampling)
             further = result.usage.completion_tokens - 1
-            row["seconds"] += (result.timing.tpot_s or 0.0) * further
-            row["tokens"] += further
+            row["times"].append(((result.timing.tpot_s or 0.0) * further, further))
             row["answers"].append(result.token_ids)
             if result.speculation:
                 row["rounds"] += result.speculation.rounds
@@ -88,10 +76,9 @@ def main() -> None:
                 row["undrafted"] += result.speculation.undrafted_rounds
                 row["copied"] += result.speculation.lookup_rounds
                 row["committed"] += result.speculation.acceptance_length * result.speculation.rounds
-    plain_ms = 1000 * rows["plain"]["seconds"] / rows["plain"]["tokens"]
-    report: dict[str, Any] = {"plain": {"ms_per_token": round(plain_ms, 2)}}
+    report: dict[str, Any] = {"plain": {"ms_per_token": _ms_per_token(rows["plain"])}}
     for name, row in list(rows.items())[1:]:
-        ms = 1000 * row["seconds"] / row["tokens"]
+        ratio = paired_ratio(row["times"], rows[options.over]["times"])
         verdicts = [
             label(
                 compare(
@@ -106,8 +93,9 @@ def main() -> None:
             for prompt, one, other in zip(prompts, rows["plain"]["answers"], row["answers"], strict=True)
         ]
         report[name] = {
-            "ms_per_token": round(ms, 2),
-            "ratio": round(plain_ms / ms, 3),
+            "ms_per_token": _ms_per_token(row),
+            "ratio": round(ratio.value, 3),
+            "interval": [round(ratio.low, 3), round(ratio.high, 3)],
             "acceptance_length": round(row["committed"] / row["rounds"], 3),
             "draft_length": round(row["drafted"] / row["rounds"], 3),
             "undrafted_rounds": round(row["undrafted"] / row["rounds"], 3),
@@ -121,6 +109,19 @@ def main() -> None:
         "date": date.today().isoformat(),
     }
     print(json.dumps(report, indent=2))
+
+
+def _way(mode: str, size_name: str, size: int, extras: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A name, and what `generate` is told; an extra of 0 is left out of both."""
+    told = {name: value for name, value in extras.items() if value}
+    words = {"draft_confidence": "cut", "lookup": "lookup", "least_kept": "least"}
+    label = " ".join([f"{mode} {size}", *(f"{words[name]} {value:g}" for name, value in told.items())])
+    return {label: {"mode": mode, size_name: size, **told}}
+
+
+def _ms_per_token(row: dict[str, Any]) -> float:
+    seconds, tokens = map(sum, zip(*row["times"], strict=True))
+    return round(1000 * seconds / tokens, 2)
 
 
 if __name__ == "__main__":
