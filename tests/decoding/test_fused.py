@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -270,16 +271,17 @@ def test_all_rows_are_spent_on_what_promises_most() -> None:
     assert plan.groups[1] >= plan.groups[0], "that both are kept, or one, is likelier than none"
 
 
+@pytest.mark.parametrize("price", [0.0, 0.06, 0.3])
 @pytest.mark.parametrize("rows", range(2, 40))
-def test_no_plan_is_better_than_the_one_found(rows: int) -> None:
+def test_no_plan_is_better_than_the_one_found(rows: int, price: float) -> None:
     confidences, survival = [0.8, 0.6, 0.5], [0.7, 0.5, 0.2]
-    plan = plan_rows(confidences, survival, rows, 50)
+    plan = plan_rows(confidences, survival, rows, 50, price)
     assert 1 + plan.num_drafted + sum(plan.groups) <= rows
-    assert _promise(plan, confidences, survival) == pytest.approx(_best(confidences, survival, rows))
+    assert _promise(plan, confidences, survival, price) == pytest.approx(_best(confidences, survival, rows, price))
 
 
-def _promise(plan: FusedPlan, confidences: list[float], survival: list[float]) -> float:
-    reached, total = 1.0, 0.0
+def _promise(plan: FusedPlan, confidences: list[float], survival: list[float], price: float) -> float:
+    reached, total = 1.0, -price * (plan.num_drafted + sum(plan.groups))
     for row, size in enumerate(plan.groups):
         stops = reached * (1 - confidences[row]) if row < plan.num_drafted else reached
         total += NEXT_ROUND * stops * sum(survival[:size])
@@ -289,15 +291,29 @@ def _promise(plan: FusedPlan, confidences: list[float], survival: list[float]) -
     return total
 
 
-def _best(confidences: list[float], survival: list[float], rows: int) -> float:
+def _best(confidences: list[float], survival: list[float], rows: int, price: float) -> float:
     best = 0.0
     for num_drafted in range(min(3, rows - 1) + 1):
         plans = [FusedPlan(num_drafted, ())]
         for _ in range(num_drafted + 1):
             plans = [FusedPlan(num_drafted, (*plan.groups, size)) for plan in plans for size in range(4)]
         fitting = [plan for plan in plans if 1 + num_drafted + sum(plan.groups) <= rows]
-        best = max(best, *(_promise(plan, confidences, survival) for plan in fitting))
+        best = max(best, *(_promise(plan, confidences, survival, price) for plan in fitting))
     return best
+
+
+def test_a_row_that_promises_less_than_its_price_is_left_out() -> None:
+    assert plan_rows([0.9, 0.02], [0.7, 0.4, 0.05], 40, 50, 0.06) == FusedPlan(1, (0, 2))
+    assert plan_rows([], [0.09], 40, 50, 0.06) == FusedPlan(0, (0,))
+
+
+def test_where_rows_cost_something_a_hopeless_drafter_is_asked_now_and_then_only(target: NativeEngine) -> None:
+    hopeless = fused_engine(target, drafter(target), 12, 4)
+    runs = [decode(replace(hopeless, row_price=price), [make(target, max_tokens=150)]) for price in (0.0, 0.05)]
+    assert runs[0][0].ids == runs[1][0].ids
+    free, priced = ([event.stats.draft_length > 0 for event in one[0].events if event.stats] for one in runs)
+    assert sum(priced[-60:]) < 0.5 * sum(free[-60:])
+    assert any(priced[-60:])
 
 
 def test_near_the_end_nothing_is_drafted_that_could_not_be_used() -> None:

@@ -28,6 +28,13 @@ from d3d.models.transformer import Transformer
 
 NO_SLOTS = FusedPlan(0, ())
 
+ROW_PRICES = {"cpu": 0.05}
+"""By kind of device: the time of one more row of a pass over that of a plain step, about bandwidth over arithmetic; elsewhere rows of a
+sequence alone are nearly free."""
+
+FREE_PLACE = 16
+"""At one place in so many rows cost nothing: what has never been kept would else never be drafted again, and might be kept by now."""
+
 
 @dataclass(frozen=True)
 class FusedEngine:
@@ -41,6 +48,8 @@ class FusedEngine:
     """Most rows of a pass for each sequence, the anchor's included; a batch adds padding."""
     lookup: int = 0
     """Where the text's last tokens, this many or more, stand earlier in it, what followed them there is a draft as well; 0: never."""
+    row_price: float = 0.0
+    """Tokens that a row must promise to be computed."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest as `check_fused`."""
@@ -245,7 +254,8 @@ class FusedDrafts:
             offer = max(offer, self._looked_up[sequence_id].offer(sequence.token_ids), key=lambda each: each.promise(most))
         room = self._engine.max_length - len(sequence)
         remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
-        plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining)
+        price = self._engine.row_price if len(sequence) % FREE_PLACE else 0.0
+        plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining, price)
         self._session.plans[sequence_id] = plan
         self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, offer.looked_up)
         return DraftBlock(offer.tokens[: plan.num_drafted], looked_up=offer.looked_up and plan.num_drafted > 0)

@@ -54,26 +54,24 @@ class Survival:
         return list(accumulate((kept / drafted for kept, drafted in zip(self._kept, self._drafted, strict=True)), min))
 
 
-def plan_rows(confidences: Sequence[float], survival: Sequence[float], rows: int, remaining: int) -> FusedPlan:
-    """The rows that promise most tokens: kept in this round, and drafted for the next.
+def plan_rows(confidences: Sequence[float], survival: Sequence[float], rows: int, remaining: int, price: float = 0.0) -> FusedPlan:
+    """The rows that promise most tokens, kept in this round and drafted for the next, less what they cost.
 
     confidences: probability of each drafted token on offer, given that those before it are kept; survival[j]: probability that the first
     j + 1 tokens of the next draft are kept; rows: all that the pass may have, the anchor's included; remaining: tokens that the draft and
-    what follows it may still come to.
+    what follows it may still come to; price: tokens that the time of a row is worth.
     """
     reached = [1.0, *accumulate(confidences, mul)]
     best, promised = FusedPlan(0, (0,)), -1.0
     for num_drafted in range(min(len(confidences), rows - 1, remaining) + 1):
         stops = [reached[i] * (1 - confidences[i]) for i in range(num_drafted)] + [reached[num_drafted]]
-        worth = sorted(
-            (
-                (NEXT_ROUND * stop * share, group)
-                for group, stop in enumerate(stops)
-                for share in survival[: max(0, min(rows, remaining - group - 1))]
-            ),
-            reverse=True,
-        )[: rows - 1 - num_drafted]
-        tokens = sum(reached[1 : num_drafted + 1]) + sum(gain for gain, _ in worth)
+        gains = (
+            (NEXT_ROUND * stop * share - price, group)
+            for group, stop in enumerate(stops)
+            for share in survival[: max(0, min(rows, remaining - group - 1))]
+        )
+        worth = sorted((gain for gain in gains if gain[0] > 0), reverse=True)[: rows - 1 - num_drafted]
+        tokens = sum(reached[1 : num_drafted + 1]) - price * num_drafted + sum(gain for gain, _ in worth)
         if tokens > promised:
             groups = [0] * (num_drafted + 1)
             for _, group in worth:
