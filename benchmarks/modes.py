@@ -5,8 +5,8 @@ usage: python benchmarks/modes.py PROMPTS.jsonl [--prompts 20] [--max-tokens 192
 
 Prints one JSON object: milliseconds a token of plain, of serial at each draft length with each cut, lookup and pause, of fused at each
 budget of rows with each lookup (0 is without); how many times as fast each is as plain, or as the way that `--over` names, with its 95 %
-interval over the prompts; acceptance length, tokens verified a round, and how many answers are identical. Ratios are of totals over all
-prompts. Run it on an idle machine.
+interval over the prompts; acceptance length, tokens and slots of a verification, and how many answers are identical. Ratios are of totals
+over all prompts. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def main() -> None:
     for way in ways.values():  # warm-up, not measured
         model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})
     rows: dict[str, dict[str, Any]] = {
-        name: {"times": [], "rounds": 0, "committed": 0.0, "undrafted": 0, "copied": 0, "drafted": 0, "answers": []} for name in ways
+        name: {"times": [], "rounds": 0, "committed": 0.0, "undrafted": 0, "copied": 0, "drafted": 0, "slots": 0, "answers": []}
+        for name in ways
     }
     for prompt in prompts:
         for name, row in rows.items():
@@ -73,6 +74,7 @@ def main() -> None:
             if result.speculation:
                 row["rounds"] += result.speculation.rounds
                 row["drafted"] += sum(stats.draft_length for stats in result.rounds)
+                row["slots"] += sum(stats.num_slots for stats in result.rounds)
                 row["undrafted"] += result.speculation.undrafted_rounds
                 row["copied"] += result.speculation.lookup_rounds
                 row["committed"] += result.speculation.acceptance_length * result.speculation.rounds
@@ -98,6 +100,7 @@ def main() -> None:
             "interval": [round(ratio.low, 3), round(ratio.high, 3)],
             "acceptance_length": round(row["committed"] / row["rounds"], 3),
             "draft_length": round(row["drafted"] / row["rounds"], 3),
+            "slots": round(row["slots"] / row["rounds"], 3),
             "undrafted_rounds": round(row["undrafted"] / row["rounds"], 3),
             "lookup_rounds": round(row["copied"] / row["rounds"], 3),
             "identical": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},

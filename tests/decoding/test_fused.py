@@ -248,8 +248,10 @@ def test_rows_stay_within_the_budget(target: NativeEngine, monkeypatch: pytest.M
         return layout
 
     monkeypatch.setattr(fused, "fused_layout", watch)
-    decode(fused_engine(target, drafter(target), 9, 5), [make(target, max_tokens=100)])
+    (one,) = decode(fused_engine(target, drafter(target), 9, 5), [make(target, max_tokens=100)])
     assert max(seen) == 9
+    told = [1 + event.stats.draft_length + event.stats.num_slots for event in one.events if event.stats and event.stats.num_slots]
+    assert told == seen
 
 
 def test_no_slot_is_hung_where_nothing_can_follow(target: NativeEngine) -> None:

@@ -57,6 +57,11 @@ def test_fused_takes_one_pass_a_round() -> None:
     assert fused(ROUNDS, FixedCosts(), 8).tpot_s == pytest.approx(5 / 3)
 
 
+def test_a_fused_pass_that_had_no_slots_was_a_verification() -> None:
+    rounds = [one._replace(num_slots=number % 2) for number, one in enumerate(ROUNDS)]
+    assert fused(rounds, FixedCosts(), 8).seconds == pytest.approx(5 * 5 + 5 * 4)
+
+
 @pytest.mark.parametrize(("outcomes", "longer"), [(1, 4), (4, 4), (7, 7)])
 def test_with_all_hits_a_round_takes_the_longer_of_both_and_a_switch(outcomes: int, longer: int) -> None:
     one = asynchronous(ROUNDS, FixedCosts(), outcomes, (1.0,))

@@ -91,10 +91,17 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
     assert trace.measured == ("serial", 0.25, 9, "float32", 2)
 
 
+def test_slots_of_fused_rounds_are_told(tmp_path: Path) -> None:
+    rounds = [RoundStats(3, 2, 3, 0.1, 0.2, 5.0, num_slots=5), RoundStats(0, 0, 1, 0.0, 0.2, 5.3)]
+    trace = read_trace(written(tmp_path, chrome_trace(rounds, {"mode": "fused"})))
+    assert [one.num_slots for one in trace.rounds] == [5, 0]
+
+
 def test_copies_cost_no_draft(tmp_path: Path) -> None:
     rounds = [RoundStats(3, 2, 3, 0.1, 0.2, 5.0), RoundStats(3, 3, 4, 0.0, 0.2, 5.3, looked_up=True)]
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
     assert [one.looked_up for one in trace.rounds] == [False, True]
+    assert [one.num_slots for one in trace.rounds] == [None, None], "no round of fused mode"
     record = {
         "usage": {"completion_tokens": 8, "prompt_tokens": 9},
         "timing": {"tpot_s": 0.1},

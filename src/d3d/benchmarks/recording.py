@@ -82,4 +82,4 @@ def acceptance(answer: Answer) -> Acceptance | None:
 
 def _round(stats: RoundStats) -> Round:
     readiness = None if stats.preparation is None else stats.preparation.readiness
-    return Round(*stats[:3], round(stats.t_draft, DIGITS), round(stats.t_verify, DIGITS), readiness, stats.looked_up)
+    return Round(*stats[:3], round(stats.t_draft, DIGITS), round(stats.t_verify, DIGITS), readiness, stats.looked_up, stats.num_slots)

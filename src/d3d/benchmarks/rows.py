@@ -26,6 +26,8 @@ class Round(NamedTuple):
     readiness: str | None = None
     """Async mode: hit, late, miss or unprepared, as `d3d.core.types.Readiness` has it; None elsewhere."""
     looked_up: bool = False
+    num_slots: int | None = None
+    """None where it was not recorded."""
 
 
 class Timing(BaseModel):

@@ -46,5 +46,5 @@ def _rounds(row: Row) -> Iterator[TracedRound]:
         return
     for number, one in enumerate(row.acceptance.each_round):
         hit, first = hit_of(one.readiness), number == 0
-        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, first)
+        yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, first, one.num_slots)
         context += one.num_committed

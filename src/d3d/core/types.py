@@ -96,6 +96,8 @@ class DraftBlock(NamedTuple):
     """The probability that the drafter gave each token, given those before it; empty where nobody asked."""
     looked_up: bool = False
     """Whether it was copied from the text itself, and no model was asked."""
+    num_slots: int = 0
+    """Fused mode: slots of the pass that is to verify it."""
 
 
 class Verdict(NamedTuple):
@@ -133,3 +135,5 @@ class RoundStats(NamedTuple):
     """Start and end of the verification on a device that keeps its own time (CUDA), in seconds of `time.perf_counter`."""
     looked_up: bool = False
     """Whether the draft was copied from the text itself."""
+    num_slots: int = 0
+    """Fused mode: slots of the pass, beside its anchor and its drafted tokens."""

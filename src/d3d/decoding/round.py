@@ -53,6 +53,7 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
             block.preparation,
             device_span,
             block.looked_up,
+            block.num_slots,
         )
         for scan, block in zip(scans, blocks, strict=True)
     ]

@@ -91,6 +91,8 @@ def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = No
         args |= {name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")}
         if stats.looked_up:
             args["looked_up"] = True
+        if stats.num_slots:
+            args["num_slots"] = stats.num_slots
         if stats.preparation is not None:
             args |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
         waiting = "switch" if args.get("readiness") == "hit" else "draft"

@@ -86,7 +86,9 @@ class _Reader:
         looked_up = check["args"].get("looked_up") is True
         if counts[1] > counts[0]:
             self._refuse("a round accepted more than was drafted")
-        return RoundStats(counts[0], counts[1], counts[2], waited - started, check["dur"] / 1e6, started, preparation, None, looked_up)
+        num_slots = self._count(check, "num_slots") if "num_slots" in check["args"] else 0
+        times = waited - started, check["dur"] / 1e6, started
+        return RoundStats(counts[0], counts[1], counts[2], *times, preparation, None, looked_up, num_slots)
 
     def _count(self, event: dict[str, Any], name: str) -> int:
         value = event["args"].get(name)

@@ -258,7 +258,8 @@ class FusedDrafts:
         plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining, price)
         self._session.plans[sequence_id] = plan
         self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, offer.looked_up)
-        return DraftBlock(offer.tokens[: plan.num_drafted], looked_up=offer.looked_up and plan.num_drafted > 0)
+        tokens, copied = offer.tokens[: plan.num_drafted], offer.looked_up and plan.num_drafted > 0
+        return DraftBlock(tokens, looked_up=copied, num_slots=sum(plan.groups))
 
     def _group(self, sequence_id: int, sequence: Sequence) -> Group | None:
         """The slots behind the last token that was kept; None where there are none."""

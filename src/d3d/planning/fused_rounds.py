@@ -30,7 +30,7 @@ def fused_rounds(trace: Trace, rows: int) -> list[TracedRound]:
             kept += 1
         survival.add(plan.num_drafted, kept)
         committed = min(kept + 1, left)
-        rounds.append(TracedRound(plan.num_drafted, kept, committed, context))
+        rounds.append(TracedRound(plan.num_drafted, kept, committed, context, num_slots=sum(plan.groups)))
         size, left, context = plan.groups[kept], left - committed, context + committed
     return rounds
 

@@ -140,11 +140,19 @@ def serial(rounds: Sequence[TracedRound], costs: Costs) -> Modelled:
 
 
 def fused(rounds: Sequence[TracedRound], costs: Costs, rows: int) -> Modelled:
-    """One pass of `rows` rows a round. The rounds must be fused mode's own: its drafts are shorter than serial mode's."""
+    """One pass a round, of the rows that it had, or of `rows` where that was not recorded. The rounds must be fused mode's own: its drafts
+    are shorter than serial mode's."""
     _check(rounds)
-    verify = sum(costs.fused(rows, one.context) for one in rounds)
+    verify = sum(_fused_pass(one, costs, rows) for one in rounds)
     rest = costs.rest_s * len(rounds)
     return Modelled("fused", len(rounds), _tokens(rounds), verify + rest, verify, 0.0, 0.0, rest)
+
+
+def _fused_pass(one: TracedRound, costs: Costs, rows: int) -> float:
+    if one.num_slots is None:
+        return costs.fused(rows, one.context)
+    clean = 1 + one.draft_length
+    return costs.fused(clean + one.num_slots, one.context) if one.num_slots else costs.verify(clean, one.context)
 
 
 def asynchronous(

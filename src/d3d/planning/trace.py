@@ -34,6 +34,8 @@ class TracedRound(NamedTuple):
     """Whether its draft was copied from the text, so that no drafter's pass was needed."""
     first: bool = False
     """Whether a request begins with it."""
+    num_slots: int | None = None
+    """Fused mode: of its pass; None where that was not recorded."""
 
 
 class Measured(NamedTuple):
@@ -204,9 +206,11 @@ def _of_timeline(stats: Sequence[RoundStats], about: dict[str, Any], source: str
     """`about`: what the file says of the run, if anything."""
     rounds: list[TracedRound] = []
     context = about.get("prompt_tokens", DEFAULT_CONTEXT) + 1
+    any_slots = any(one.num_slots for one in stats)  # an older file has none of fused mode's
     for one in stats:
         hit = None if one.preparation is None else hit_of(one.preparation.readiness)
-        rounds.append(TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, not rounds))
+        slots = one.num_slots if any_slots else None
+        rounds.append(TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, not rounds, slots))
         context += one.num_committed
     longest = max(one.draft_length for one in rounds)
     is_async = any(one.preparation is not None for one in stats)
