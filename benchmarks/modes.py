@@ -49,9 +49,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device, quantize=options.quantize)
-    prompts = [prompt.token_ids for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]]
-    sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     ways: dict[str, dict[str, Any]] = {"plain": {"mode": "plain"}}
     for length, *extras in product(options.draft_lengths, options.draft_confidences, options.lookups, options.least_kept):
         ways |= _way("serial", "draft_length", length, dict(zip(("draft_confidence", "lookup", "least_kept"), extras, strict=True)))
@@ -59,6 +56,9 @@ def main() -> None:
         ways |= _way("fused", "rows", rows, {"lookup": lookup})
     if options.over not in ways:
         parser.error(f"--over {options.over!r} is not one of {', '.join(ways)}")
+    model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device, quantize=options.quantize)
+    prompts = [prompt.token_ids for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]]
+    sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     for way in ways.values():  # warm-up, not measured
         model.generate(prompts[0], **way, **sampling | {"max_tokens": 16})
     rows: dict[str, dict[str, Any]] = {
@@ -118,8 +118,8 @@ def _way(mode: str, size_name: str, size: int, extras: dict[str, Any]) -> dict[s
     """A name, and what `generate` is told; an extra of 0 is left out of both."""
     told = {name: value for name, value in extras.items() if value}
     words = {"draft_confidence": "cut", "lookup": "lookup", "least_kept": "least"}
-    label = " ".join([f"{mode} {size}", *(f"{words[name]} {value:g}" for name, value in told.items())])
-    return {label: {"mode": mode, size_name: size, **told}}
+    name = " ".join([f"{mode} {size}", *(f"{words[extra]} {value:g}" for extra, value in told.items())])
+    return {name: {"mode": mode, size_name: size, **told}}
 
 
 def _ms_per_token(row: dict[str, Any]) -> float:

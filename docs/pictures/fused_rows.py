@@ -28,6 +28,8 @@ def main(source: str, directory: str) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fused_rows", "font.size": 9}
     figure, axes = plt.subplots(1, len(sets), figsize=(3.1 * len(sets), 3.0), sharey=True)
     for one, (name, measured) in zip(axes, sets.items(), strict=True):
+        if measured["settings"]["over"] != "plain":
+            raise SystemExit(f"{source}: the ratios of {name} are not to plain decoding; run benchmarks/modes.py without --over")
         draw(one, measured)
         one.set_title(f"{name}, {measured['prompts']} prompts")
     axes[0].set_ylabel("times plain decoding's speed")
@@ -35,7 +37,7 @@ def main(source: str, directory: str) -> None:
     figure.savefig(Path(directory) / "fused_rows.svg", bbox_inches="tight", metadata={"Date": None})
 
 
-def draw(axes: plt.Axes, measured: dict[str, Any]) -> None:
+def draw(axes: Any, measured: dict[str, Any]) -> None:
     found: dict[tuple[str, bool], list[tuple[int, float]]] = {}
     for name, figures in measured.items():
         if match := NAME.fullmatch(name):

@@ -11,9 +11,10 @@ import torch
 
 from d3d.core.errors import InvalidRequest
 from d3d.decoding import loop
+from d3d.decoding.modes import ModeOptions, decoding
 from d3d.drafting import fused
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import FusedDrafts, FusedEngine
+from d3d.drafting.fused import FusedDrafts, FusedEngine, row_price
 from d3d.drafting.fused_budget import BUDGETS, best_rows, expected_tokens
 from d3d.drafting.fused_offers import LookedUp
 from d3d.drafting.fused_plan import NEXT_ROUND, FusedPlan, plan_rows
@@ -318,6 +319,17 @@ def test_where_rows_cost_something_a_hopeless_drafter_is_asked_now_and_then_only
     assert any(priced[-60:])
 
 
+def test_rows_have_their_price_on_a_cpu(target: NativeEngine) -> None:
+    chosen = decoding("fused", target, BlockDrafter(drafter(target), 97), ModeOptions(rows=7, lookup=3), lambda: 12, _no_async).target
+    assert isinstance(chosen, FusedEngine)
+    assert (chosen.rows, chosen.lookup, chosen.row_price) == (7, 3, row_price(torch.device("cpu")))
+    assert row_price(torch.device("cpu")) > row_price(torch.device("meta")) == 0
+
+
+def _no_async(_: Any) -> Any:
+    raise AssertionError("fused mode opens no worker")
+
+
 def test_near_the_end_nothing_is_drafted_that_could_not_be_used() -> None:
     assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 1) == FusedPlan(1, (0, 0))
     assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 3) == FusedPlan(2, (2, 1, 0))
@@ -339,8 +351,9 @@ def test_more_rows_bring_more_tokens() -> None:
 
 def test_the_budget_of_least_time_per_token_is_found(target: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     model = drafter(target)
-    for seconds_a_row, best in ((1e-9, BUDGETS[-1]), (100.0, BUDGETS[0])):
-        monkeypatch.setattr("d3d.drafting.fused_budget.pass_seconds", lambda *given, cost=seconds_a_row: 1.0 + cost * given[-1])
+    most = max(BUDGETS, key=lambda rows: expected_tokens(rows, 5, row_price(torch.device("cpu"))))
+    for seconds_a_row, best in ((1e-9, most), (100.0, BUDGETS[0])):
+        monkeypatch.setattr("d3d.drafting.fused_budget.pass_seconds", lambda *given, cost=seconds_a_row: 1.0 + cost * given[3])
         assert best_rows(target, model, 5) == best
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from d3d.models.choice import best_few, best_of, joined
+from d3d.models.choice import FOLDS, best_few, best_of, joined
 
 LOGITS = torch.randn(2, 3, 11, generator=torch.Generator().manual_seed(0))
 
@@ -26,7 +26,7 @@ def test_logits_of_a_few_tokens_give_those_tokens() -> None:
     assert torch.equal(best_of(LOGITS, of_each, logprobs=False).token_ids, of_each.gather(-1, index)[..., 0])
 
 
-@pytest.mark.parametrize("tokens", [3, 40, 64 * 8 - 1, 64 * 8, 64 * 8 + 1, 64 * 30 + 17])
+@pytest.mark.parametrize("tokens", [3, 40, FOLDS * 16 - 1, FOLDS * 16, FOLDS * 16 + 1, FOLDS * 30 + 17])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_best_few_are_those_of_a_sort(tokens: int, first: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
@@ -39,10 +39,10 @@ def test_the_best_few_are_those_of_a_sort(tokens: int, first: int) -> None:
 
 
 def test_the_best_few_of_what_is_not_finite_are_not_finite() -> None:
-    logits = torch.zeros(1, 64 * 10)
+    logits = torch.zeros(1, FOLDS * 20)
     logits[0, 77] = float("nan")
     assert best_few(logits, 4)[0].isnan().any()
-    assert best_few(torch.full((1, 64 * 10), float("-inf")), 4)[0].isneginf().all()
+    assert best_few(torch.full((1, FOLDS * 20), float("-inf")), 4)[0].isneginf().all()
 
 
 def test_parts_of_a_draft_join() -> None:

@@ -25,6 +25,7 @@ class FixedCosts:
     rest_s: float = 0.0
     packed_s: float = 1.0
     read_s: float = 0.0
+    has_own_cache: bool = False
 
     def verify(self, rows: int, context: float) -> float:
         return 4.0
@@ -85,6 +86,19 @@ def test_each_request_begins_with_a_draft_for_which_the_worker_reads_the_prompt(
     assert known.seconds - unknown.seconds == pytest.approx(2 * (20 - 3))
     assert known.hit_rate == 1, "a first round has nothing to find, and counts as neither hit nor miss"
     assert known.seconds == pytest.approx(2 * 20 + 8 * (4 + SWITCH) + 2 * (4 + SWITCH))
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
+def test_a_given_hit_rate_is_that_of_the_rounds_that_can_hit(rate: float, length: int) -> None:
+    rounds = [TracedRound(5, 2, 3, 100, first=number % length == 0) for number in range(60)]
+    assert asynchronous(rounds, FixedCosts(), 1, (rate,)).hit_rate == pytest.approx(rate, abs=0.03)
+
+
+def test_in_serial_mode_a_drafter_reads_the_prompt_where_it_has_a_cache_of_its_own() -> None:
+    rounds = [one._replace(first=number in (0, 4)) for number, one in enumerate(ROUNDS)]
+    shared, own = (serial(rounds, FixedCosts(read_s=20.0, has_own_cache=own)).seconds for own in (False, True))
+    assert own - shared == pytest.approx(2 * (20 - 3))
 
 
 def test_every_second_hit_costs_half_of_the_drafts() -> None:

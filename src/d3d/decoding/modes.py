@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Drafter, SelfDrafter, TargetEngine
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import ROW_PRICES, FusedEngine
+from d3d.drafting.fused import FusedEngine, row_price
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.pausing import Pausing
 from d3d.engines.native import NativeEngine
@@ -115,7 +115,7 @@ def _of_serial(drafter: BlockDrafter, options: ModeOptions, width: int) -> Draft
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
     rows, lookup = checked_rows(options.rows) or default_rows(), checked_lookup(options.lookup)
-    engine = FusedEngine(target, drafter.model, 1, rows, lookup, ROW_PRICES.get(target.model.device.type, 0.0))
+    engine = FusedEngine(target, drafter.model, 1, rows, lookup=lookup, row_price=row_price(target.model.device))
     width = checked_draft_length(options.draft_length, engine.longest_draft, DEFAULT_FUSED_DRAFT_LENGTH)
     engine = replace(engine, draft_length=width)
     return Decoding(engine, engine.drafter, width)

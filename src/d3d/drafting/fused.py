@@ -28,12 +28,16 @@ from d3d.models.transformer import Transformer
 
 NO_SLOTS = FusedPlan(0, ())
 
-ROW_PRICES = {"cpu": 0.05}
-"""By kind of device: the time of one more row of a pass over that of a plain step, about bandwidth over arithmetic; elsewhere rows of a
-sequence alone are nearly free."""
+CPU_ROW_PRICE = 0.05
+"""Tokens that the time of one more row of a pass is worth on a CPU: a row takes 0.03 to 0.05 plain steps (docs/log.md)."""
 
-FREE_PLACE = 16
-"""At one place in so many rows cost nothing: what has never been kept would else never be drafted again, and might be kept by now."""
+FREE_ROUNDS = 16
+"""In one round of so many rows cost nothing: what has never been kept would else never be drafted again, and might be kept by now."""
+
+
+def row_price(device: torch.device) -> float:
+    """Tokens that a row must promise to be worth its time; 0 where rows are nearly free."""
+    return CPU_ROW_PRICE if device.type == "cpu" else 0.0
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,8 @@ class LastPass(NamedTuple):
     """Drafted tokens that it verified."""
     looked_up: bool
     """Whether they came from the text itself."""
+    number: int = 0
+    """Rounds before it."""
 
 
 class FusedDrafts:
@@ -254,10 +260,11 @@ class FusedDrafts:
             offer = max(offer, self._looked_up[sequence_id].offer(sequence.token_ids), key=lambda each: each.promise(most))
         room = self._engine.max_length - len(sequence)
         remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
-        price = self._engine.row_price if len(sequence) % FREE_PLACE else 0.0
+        number = self._last[sequence_id].number + 1 if sequence_id in self._last else 0
+        price = self._engine.row_price if number % FREE_ROUNDS else 0.0
         plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining, price)
         self._session.plans[sequence_id] = plan
-        self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, offer.looked_up)
+        self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, offer.looked_up, number)
         tokens, copied = offer.tokens[: plan.num_drafted], offer.looked_up and plan.num_drafted > 0
         return DraftBlock(tokens, looked_up=copied, num_slots=sum(plan.groups))
 

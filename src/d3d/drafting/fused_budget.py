@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from d3d.drafting.fused import FusedEngine, FusedSession
+from d3d.drafting.fused import FusedEngine, FusedSession, row_price
 from d3d.drafting.fused_plan import FIRST_GUESS, FusedPlan, Survival, plan_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.drafter import DrafterModel
@@ -24,17 +24,20 @@ def best_rows(engine: NativeEngine, model: DrafterModel, draft_length: int) -> i
     fitting = [rows for rows in BUDGETS if rows + 2 <= engine.max_length] or [BUDGETS[0]]
     if len(fitting) == 1:
         return fitting[0]
-    return min(fitting, key=lambda rows: pass_seconds(engine, model, draft_length, rows) / expected_tokens(rows, draft_length))
+    price = row_price(engine.model.device)
+    return min(
+        fitting, key=lambda rows: pass_seconds(engine, model, draft_length, rows, price) / expected_tokens(rows, draft_length, price)
+    )
 
 
-def expected_tokens(rows: int, draft_length: int) -> float:
+def expected_tokens(rows: int, draft_length: int, price: float = 0.0) -> float:
     """Tokens a round, simulated: drafted tokens are kept with FIRST_GUESS each, and the drafter is now surer, now less."""
     rng = random.Random(0)
     survival = Survival(draft_length).shares
     size, tokens = 0, 0
     for _ in range(SIMULATED_ROUNDS):
         confidences = [min(1.0, max(0.0, rng.gauss(FIRST_GUESS, 0.3))) for _ in range(size)]
-        plan = plan_rows(confidences, survival, rows, draft_length + rows)
+        plan = plan_rows(confidences, survival, rows, draft_length + rows, price)
         num_accepted = 0
         while num_accepted < plan.num_drafted and rng.random() < confidences[num_accepted]:
             num_accepted += 1
@@ -43,9 +46,9 @@ def expected_tokens(rows: int, draft_length: int) -> float:
     return tokens / SIMULATED_ROUNDS
 
 
-def pass_seconds(engine: NativeEngine, model: DrafterModel, draft_length: int, rows: int) -> float:
-    """Median time of a pass of so many rows behind a text of at most CONTEXT tokens."""
-    plan = plan_rows([FIRST_GUESS] * draft_length, Survival(draft_length).shares, rows, draft_length + rows)
+def pass_seconds(engine: NativeEngine, model: DrafterModel, draft_length: int, rows: int, price: float = 0.0) -> float:
+    """Median time of a pass of at most so many rows behind a text of at most CONTEXT tokens."""
+    plan = plan_rows([FIRST_GUESS] * draft_length, Survival(draft_length).shares, rows, draft_length + rows, price)
     context = min(CONTEXT, engine.max_length - rows - 1)
     session = FusedEngine(engine, model, draft_length, rows).open(1, context + rows)
     ids = [token_id % engine.vocab_size for token_id in range(context)]

@@ -36,8 +36,8 @@ from d3d.models.transformer import Transformer
 FORMAT = 1
 DECODER = "decoder"
 DRAFT_IDS = "draft_token_ids"
-HEAD = "previous_token_head."
 """int32 [draft_vocabulary]."""
+HEAD_PREFIX = "previous_token_head."
 
 
 class BaseModelReference(BaseModel):
@@ -172,7 +172,7 @@ def start_from(path: Path, model: DrafterModel, base: OpenModel) -> None:
 def _stored_shape(name: str, shape: torch.Size, older: DrafterConfig) -> torch.Size:
     """The shape that a tensor of a new drafter has where the rank of its deltas and the width of its head are those of `older`."""
     inner = None
-    if name.startswith(HEAD):
+    if name.startswith(HEAD_PREFIX):
         inner = older.previous_token_width
     elif older.delta is not None and ".layers." in name and name.endswith((".down", ".up")):
         inner = older.delta.rank
@@ -190,8 +190,9 @@ def _kinds(older: DrafterConfig, newer: DrafterConfig) -> Iterator[tuple[str, An
         if older.delta.rank > newer.delta.rank:
             yield "delta.rank", older.delta.rank, newer.delta.rank
         yield "delta.scope", older.delta.scope, newer.delta.scope
-    if (older.previous_token_width or 0) > (newer.previous_token_width or older.previous_token_width or 0):
-        yield "previous_token_width", older.previous_token_width, newer.previous_token_width
+    widths = older.previous_token_width, newer.previous_token_width
+    if widths[0] is not None and widths[1] is not None and widths[0] > widths[1]:
+        yield "previous_token_width", *widths
 
 
 def read_config(path: Path) -> CheckpointConfig:

@@ -41,6 +41,11 @@ class Costs(Protocol):
     def has_fused(self) -> bool: ...
 
     @property
+    def has_own_cache(self) -> bool:
+        """Whether the drafter reads the prompt itself in serial mode; in async mode it always does."""
+        ...
+
+    @property
     def switch_s(self) -> float:
         """From a verdict to the start of the next verification, where its successor lies ready."""
         ...
@@ -63,7 +68,7 @@ class Costs(Protocol):
     def fused(self, rows: int, context: float) -> float: ...
 
     def read(self, context: float) -> float:
-        """Async mode, a request's first draft, for which the draft worker reads all of the text; the target waits. 0 where nothing is
+        """A request's first draft, for which the drafter reads all of the text, as in async mode; the target waits. 0 where nothing is
         known of it: then it is a draft like any other."""
         ...
 
@@ -97,6 +102,10 @@ class ThinnedDraft:
     @property
     def has_fused(self) -> bool:
         return self.costs.has_fused
+
+    @property
+    def has_own_cache(self) -> bool:
+        return self.costs.has_own_cache
 
     @property
     def switch_s(self) -> float:

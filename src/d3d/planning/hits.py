@@ -44,7 +44,7 @@ def hit_rates(trace: Trace, outcomes: int) -> tuple[tuple[float, ...], str] | No
     """Shares of hits behind verdicts that kept 0, 1, ... tokens, and where they come from; None where the trace does not tell."""
     if trace.hit_rate_at is not None:
         return trace.hit_rate_at, "recorded"
-    told = [one.hit for one in trace.rounds if one.hit is not None]
+    told = [one.hit for one in trace.rounds if one.hit is not None and not one.first]
     if told:
         return (sum(told) / len(told),), "recorded"
     if trace.hits_by_budget is not None:

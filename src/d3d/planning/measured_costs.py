@@ -35,6 +35,10 @@ class MeasuredCosts:
         return "fused" in self._points
 
     @property
+    def has_own_cache(self) -> bool:
+        return self.run.memory.drafter_cache_per_token > 0
+
+    @property
     def switch_s(self) -> float:
         return self._single("switch")
 

@@ -176,10 +176,11 @@ class Probes:
             max_tokens=GENERATED,
             ignore_eos=True,
         )
-        if cell.kind == "async_read":
-            return [result.rounds[0].t_draft]
         if cell.kind == "async_verify":
             return [one.t_verify for one in result.rounds if one.draft_length == cell.draft_length]
+        if cell.kind == "async_read":  # nothing where patience was at an end before
+            first = result.rounds[0]
+            return [end - start for start, end in first.preparation.passes] if first.draft_length and first.preparation else []
         prepared = [one.preparation for one in result.rounds if one.preparation is not None and one.preparation.readiness != "unprepared"]
         of_kind = slice(0, 1) if cell.kind == "async_packed" else slice(1, 2)  # the second is a draft that a miss asked for
         return [end - start for one in prepared for start, end in one.passes[of_kind]]

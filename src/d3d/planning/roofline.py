@@ -76,6 +76,7 @@ class RooflineCosts:
     """Committed tokens that a drafter has not seen yet when it drafts; it reads them in the same pass."""
     has_fused: bool = False
     """These drafters have weights of their own, so no pass can serve both."""
+    has_own_cache: bool = True
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest where the weights do not fit."""
@@ -119,7 +120,7 @@ class RooflineCosts:
         raise InvalidRequest("fused: a drafter with weights of its own can't share the target's pass")
 
     def read(self, context: float) -> float:
-        """The prompt as rows of one pass, with a draft behind it."""
+        """The prompt as rows of one pass; rather high, since the head is counted for each of them."""
         return self._drafter_pass(max(1, round(context)), 0.0)
 
     def _drafter_pass(self, rows: int, context: float) -> float:

@@ -26,8 +26,10 @@ class Work(NamedTuple):
     """Preparing the successors of this round's block."""
     hit: bool | None
     """Whether this round's block is among the successors prepared in the round before; None where it wants none."""
-    read_s: float | None = None
-    """A request's first round: its draft, where it takes longer than `fresh_s`; nothing else runs meanwhile. None in other rounds."""
+    first: bool = False
+    """Whether a request begins with it."""
+    read_s: float = 0.0
+    """Of a first round: a draft for which the worker reads the prompt, as it takes in async mode; 0: its draft is like any other."""
 
 
 class Done(NamedTuple):
@@ -72,18 +74,19 @@ class Modelled:
 def pipeline(works: Iterable[Work], switch_s: float, rest_s: float = 0.0, contention: Contention = APART) -> list[Done]:
     """Async rounds, one after the other.
 
-    A round begins with a verdict known. Its block is there after `switch_s` on a hit, when the worker has ended its pass; on a miss, and
-    in the first round, the worker drafts first (`fresh_s`). Then the target verifies while the worker prepares. With all hits a round
-    takes max(packed_s, verify_s) + switch_s (the formula published with D3D), with none fresh_s more.
+    A round begins with a verdict known. Its block is there after `switch_s` on a hit, when the worker has ended its pass; on a miss the
+    worker drafts first (`fresh_s`), and in a request's first round it reads the prompt besides (`read_s`). Then the target verifies while
+    the worker prepares. With all hits a round takes max(packed_s, verify_s) + switch_s (the formula published with D3D), with none
+    fresh_s more.
     """
     done: list[Done] = []
     now, prepared = 0.0, 0.0
     for work in works:
         start, late = now, False
         if work.hit is not None:
-            late = prepared > start
-            ready = max(start, prepared) + (0.0 if work.hit else max(work.fresh_s * contention.fresh, work.read_s or 0.0))
-            start = ready + switch_s
+            late = prepared > start and not work.first
+            fresh = 0.0 if work.hit else max(work.fresh_s * contention.fresh, work.read_s)
+            start = (prepared if late else start) + fresh + switch_s
         verified, prepared = _side_by_side(start, work, contention)
         done.append(Done(now, start, verified, verified + rest_s, prepared, late))
         now = verified + rest_s
@@ -105,7 +108,7 @@ def modelled_async(works: Sequence[Work], tokens: int, costs_s: tuple[float, flo
     """`costs_s`: seconds of a switch, and of the rest of each round."""
     switch_s, rest_s = costs_s
     done = pipeline(works, switch_s, rest_s, contention)
-    wanted = [work.hit for work in works if work.hit is not None and work.read_s is None]  # a first round has nothing to find
+    wanted = [work.hit for work in works if work.hit is not None and not work.first]  # a first round has nothing to find
     switches = sum(work.hit is not None for work in works) * switch_s
     return Modelled(
         "async",
@@ -133,7 +136,7 @@ def plain(rounds: Sequence[TracedRound], costs: Costs) -> Modelled:
 def serial(rounds: Sequence[TracedRound], costs: Costs) -> Modelled:
     """Draft, then verify: a round takes the sum of both."""
     _check(rounds)
-    draft = sum(costs.draft(one.draft_length, one.context) for one in rounds if one.draft_length and not one.looked_up)
+    draft = sum(_serial_draft(one, costs) for one in rounds if one.draft_length and not one.looked_up)
     verify = sum(costs.verify(one.draft_length + 1, one.context) for one in rounds)
     rest = costs.rest_s * len(rounds)
     return Modelled("serial", len(rounds), _tokens(rounds), draft + verify + rest, verify, draft, 0.0, rest)
@@ -146,6 +149,12 @@ def fused(rounds: Sequence[TracedRound], costs: Costs, rows: int) -> Modelled:
     verify = sum(_fused_pass(one, costs, rows) for one in rounds)
     rest = costs.rest_s * len(rounds)
     return Modelled("fused", len(rounds), _tokens(rounds), verify + rest, verify, 0.0, 0.0, rest)
+
+
+def _serial_draft(one: TracedRound, costs: Costs) -> float:
+    """A drafter with a cache of its own has the prompt to read in serial mode, too."""
+    draft = costs.draft(one.draft_length, one.context)
+    return max(draft, costs.read(one.context)) if one.first and costs.has_own_cache else draft
 
 
 def _fused_pass(one: TracedRound, costs: Costs, rows: int) -> float:
@@ -166,17 +175,21 @@ def asynchronous(
 
 
 def async_work(rounds: Sequence[TracedRound], costs: Costs, outcomes: int, hit_rate_at: Sequence[float]) -> list[Work]:
+    """The first of `rounds` is taken for a request's first whether or not it is told so."""
     firsts = [True, *(one.first for one in rounds[1:])]
-    hits = [False, *spread(hit_rate_at[min(one.num_accepted, len(hit_rate_at) - 1)] for one in rounds[:-1])]
+    found = (before for before, first in zip(rounds, firsts[1:], strict=False) if not first)
+    hits = iter(spread(hit_rate_at[min(one.num_accepted, len(hit_rate_at) - 1)] for one in found))
+    likely = [not first and next(hits) for first in firsts]
     return [
         Work(
             costs.verify(one.draft_length + 1, one.context),
             costs.draft(one.draft_length, one.context) if one.draft_length else 0.0,
             costs.packed(one.draft_length, outcomes, one.context) if one.draft_length else 0.0,
-            ((hit and not first) if one.hit is None else one.hit) if one.draft_length else None,
-            costs.read(one.context) if first else None,
+            (hit if one.hit is None else one.hit) if one.draft_length else None,
+            first,
+            costs.read(one.context) if first else 0.0,
         )
-        for one, hit, first in zip(rounds, hits, firsts, strict=True)
+        for one, hit, first in zip(rounds, likely, firsts, strict=True)
     ]
 
 

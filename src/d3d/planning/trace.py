@@ -33,7 +33,7 @@ class TracedRound(NamedTuple):
     looked_up: bool = False
     """Whether its draft was copied from the text, so that no drafter's pass was needed."""
     first: bool = False
-    """Whether a request begins with it."""
+    """Whether a request begins with it, as far as is told; a trace does in any case."""
     num_slots: int | None = None
     """Fused mode: of its pass; None where that was not recorded."""
 
