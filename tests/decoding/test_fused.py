@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from d3d.core.errors import InvalidRequest
+from d3d.core.sequence import Sequence
 from d3d.decoding import loop
 from d3d.decoding.modes import ModeOptions, decoding
 from d3d.drafting import fused
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import FusedDrafts, FusedEngine, row_price
+from d3d.drafting.fused import LONGEST_COPY, FusedDrafts, FusedEngine, row_price
 from d3d.drafting.fused_budget import BUDGETS, best_rows, expected_tokens
-from d3d.drafting.fused_offers import LookedUp
+from d3d.drafting.fused_offers import LookedUp, Offer
 from d3d.drafting.fused_plan import NEXT_ROUND, FusedPlan, plan_rows
 from d3d.engines.native import NativeEngine
 from d3d.models.drafter import DrafterModel
@@ -137,7 +138,7 @@ def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token
         drafts = FusedDrafts(engine, session)
         assert drafts.draft([one], [6])[0].token_ids == (), "nothing was drafted yet"
         session.plans = {0: FusedPlan(2, (3, 3, 3))}
-        drafts._last = {0: fused.LastPass(8, 2, looked_up=False)}
+        drafts._last = {0: fused.LastPass(8, 2, 2, looked_up=False)}
         session.forward([ids[8:11]])
         one.commit([*ids[9 : 9 + num_accepted], 77])
         session.crop([len(one) - 1])
@@ -368,13 +369,14 @@ def test_an_endless_budget_takes_no_endless_room(target: NativeEngine) -> None:
     assert one.ids == run(target, max_tokens=30).ids
 
 
-def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(target: NativeEngine) -> None:
+@pytest.mark.parametrize("draft_length", [4, LONGEST_COPY])
+def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(draft_length: int) -> None:
     repeating = NativeEngine(tiny_transformer(seed=1, scale=0.3))
     by_slots = 0
     for params in SAMPLING.values():
         plain = [make(repeating, text(6, seed) * 4, max_tokens=40, **params) for seed in range(3)]
         wanted = [one.ids for one in run_all(repeating, None, plain)]
-        engine = FusedEngine(repeating, drafter(repeating), 4, 12, lookup=2)
+        engine = FusedEngine(repeating, drafter(repeating), draft_length, 12, lookup=2, row_price=row_price(torch.device("cpu")))
         runs = decode(engine, [make(repeating, text(6, seed) * 4, max_tokens=40, **params) for seed in range(3)])
         assert [one.ids for one in runs] == wanted
         rounds = [stats for one in runs for stats in one.rounds]
@@ -383,6 +385,46 @@ def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(ta
     assert by_slots
     without = decode(FusedEngine(repeating, drafter(repeating), 4, 12), [make(repeating, text(6) * 4, max_tokens=40)])
     assert not any(stats.looked_up for stats in without[0].rounds)
+
+
+def test_a_draft_of_slots_goes_on_with_copies_and_no_longer_than_drafts_may_be(
+    target: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeating = NativeEngine(tiny_transformer(seed=1, scale=0.3))
+    prompt = text(6) * 4
+    whole = [*prompt, *run(repeating, prompt=prompt, max_tokens=60).ids]
+
+    def right(self: FusedDrafts, group: fused.Group, sequence: Sequence) -> Offer:
+        tokens = tuple(whole[len(sequence) :][: len(group.states)])
+        return Offer(tokens, (0.9,) * len(tokens))
+
+    monkeypatch.setattr(FusedDrafts, "_choose", right)
+    monkeypatch.setattr(LookedUp, "offer", lambda self, token_ids: Offer((), (), looked_up=True))
+    options = ModeOptions(rows=40, lookup=2)
+    chosen = decoding("fused", repeating, BlockDrafter(drafter(repeating), 97), options, lambda: 12, _no_async)
+    assert isinstance(chosen.target, FusedEngine)
+    assert chosen.draft_length == LONGEST_COPY > chosen.target.longest_group == 5
+    (one,) = decode(chosen.target, [make(repeating, prompt, max_tokens=60)])
+    assert [*prompt, *one.ids] == whole
+    assert max(stats.num_accepted for stats in one.rounds) > chosen.target.longest_group, "with slots alone it could not be"
+    (shorter,) = decode(replace(chosen.target, draft_length=3), [make(repeating, prompt, max_tokens=60)])
+    assert max(stats.draft_length for stats in shorter.rounds) == 3
+
+
+def test_copies_behind_a_draft_are_believed_as_far_as_they_were_kept() -> None:
+    looked_up = LookedUp(2, 5)
+    known, drafted = [1, 2, 3, 9, 4, 5, 1], Offer((2, 3), (0.9, 0.8))
+    gone_on = looked_up.gone_on(known, drafted)
+    assert gone_on == ((2, 3, 9, 4, 5), (0.9, 0.8, *[pytest.approx(0.75)] * 3), False)
+    assert looked_up.gone_on(known, Offer((7, 8), (0.9, 0.8))) == ((7, 8), (0.9, 0.8), False)
+    assert looked_up.gone_on(known, Offer((), ())) == Offer((), ())
+    assert looked_up.gone_on(known, Offer((2, 3, 9, 4, 6), (0.9,) * 5)).tokens == (2, 3, 9, 4, 6)
+    looked_up.add_gone_on(2, 5, 2)  # the first of three was not kept
+    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(3 / 5)
+    looked_up.add_gone_on(2, 5, 5)
+    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(6 / 8)
+    looked_up.add_gone_on(2, 5, 1)  # none of them was looked at
+    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(6 / 8)
 
 
 def test_what_a_text_offers_is_believed_as_far_as_it_was_kept() -> None:

@@ -173,8 +173,8 @@ class _Plan:
             check_fused_config(config, clean_rows_are_targets=self.drafting.is_target)
             preset = None if self.preset is None else self.preset.fused_rows
             rows = m.checked_rows(options.rows) or preset or f"{USUAL_ROWS} in auto mode, else measured at the start"
-            length = m.checked_draft_length(options.draft_length, config.longest_slot_draft, m.DEFAULT_FUSED_DRAFT_LENGTH)
             lookup = m.checked_lookup(options.lookup)
+            length = m.checked_fused_length(options.draft_length, config.longest_slot_draft, lookup)
             return {"draft_length": length, "rows": rows} | ({"lookup": lookup} if lookup else {})
         length = m.checked_draft_length(options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH)
         if mode == "serial":

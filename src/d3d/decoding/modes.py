@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Drafter, SelfDrafter, TargetEngine
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import FusedEngine, row_price
+from d3d.drafting.fused import LONGEST_COPY, FusedEngine, row_price
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.pausing import Pausing
 from d3d.engines.native import NativeEngine
@@ -116,9 +116,17 @@ def _of_serial(drafter: BlockDrafter, options: ModeOptions, width: int) -> Draft
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
     rows, lookup = checked_rows(options.rows) or default_rows(), checked_lookup(options.lookup)
     engine = FusedEngine(target, drafter.model, 1, rows, lookup=lookup, row_price=row_price(target.model.device))
-    width = checked_draft_length(options.draft_length, engine.longest_draft, DEFAULT_FUSED_DRAFT_LENGTH)
+    width = checked_fused_length(options.draft_length, drafter.model.config.longest_slot_draft, lookup)
     engine = replace(engine, draft_length=width)
     return Decoding(engine, engine.drafter, width)
+
+
+def checked_fused_length(wanted: int | None, longest_group: int, lookup: int) -> int:
+    """Most tokens of fused mode's drafts, where slots draft at most `longest_group`; copies may be longer. Raises InvalidRequest as
+    `checked_draft_length`."""
+    if not lookup:
+        return checked_draft_length(wanted, longest_group, DEFAULT_FUSED_DRAFT_LENGTH)
+    return checked_draft_length(wanted, max(longest_group, LONGEST_COPY), LONGEST_COPY)
 
 
 def option_name(field: str) -> str:

@@ -31,6 +31,9 @@ NO_SLOTS = FusedPlan(0, ())
 CPU_ROW_PRICE = 0.05
 """Tokens that the time of one more row of a pass is worth on a CPU: a row takes 0.03 to 0.05 plain steps (docs/log.md)."""
 
+LONGEST_COPY = 8
+"""Most tokens of a draft that the text brings or goes on with."""
+
 FREE_ROUNDS = 16
 """In one round of so many rows cost nothing: what has never been kept would else never be drafted again, and might be kept by now."""
 
@@ -73,8 +76,13 @@ class FusedEngine:
 
     @property
     def longest_draft(self) -> int:
-        """Most tokens that a group of slots can draft: a block's first is the target's own here."""
-        return self.model.config.longest_slot_draft
+        """Most tokens a draft may have: what a group of slots can draft (a block's first is the target's own here), or copies come to."""
+        return max(self.model.config.longest_slot_draft, LONGEST_COPY if self.lookup else 0)
+
+    @property
+    def longest_group(self) -> int:
+        """Most slots behind a row."""
+        return min(self.draft_length, self.model.config.longest_slot_draft)
 
     def open(self, num_sequences: int, capacity: int) -> FusedSession:
         # a batch is padded to its most clean rows and its most slots; no plan has more than a full group behind every row
@@ -209,8 +217,10 @@ class LastPass(NamedTuple):
     """Place of its anchor in the text."""
     num_drafted: int
     """Drafted tokens that it verified."""
+    of_slots: int
+    """How many of them, the first ones, slots have drafted; what follows these was copied."""
     looked_up: bool
-    """Whether they came from the text itself."""
+    """Whether all came from the text itself."""
     number: int = 0
     """Rounds before it."""
 
@@ -239,7 +249,7 @@ class FusedDrafts:
         joined = self._session.sequence_ids[len(self._session.sequence_ids) - count :]
         self._sequence_ids += joined
         length, shortest = self._engine.draft_length, self._engine.lookup
-        self._survival |= {sequence_id: Survival(length) for sequence_id in joined}
+        self._survival |= {sequence_id: Survival(self._engine.longest_group) for sequence_id in joined}
         self._looked_up |= {sequence_id: LookedUp(shortest, length) for sequence_id in joined if shortest}
 
     @torch.inference_mode()
@@ -255,25 +265,32 @@ class FusedDrafts:
             offer = self._choose(group, sequence)
             if not all(0 <= confidence <= 1 for confidence in offer.confidences):
                 return DraftBlock(fault=NOT_FINITE)
-        if sequence_id in self._looked_up:
+        of_slots = len(offer.tokens)
+        if past := self._looked_up.get(sequence_id):
             most = min(length, self._engine.rows - 1)
-            offer = max(offer, self._looked_up[sequence_id].offer(sequence.token_ids), key=lambda each: each.promise(most))
+            offers = past.gone_on(sequence.token_ids, offer), past.offer(sequence.token_ids)
+            offer = max(offers, key=lambda each: each.promise(most))
         room = self._engine.max_length - len(sequence)
         remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
         number = self._last[sequence_id].number + 1 if sequence_id in self._last else 0
         price = self._engine.row_price if number % FREE_ROUNDS else 0.0
         plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining, price)
         self._session.plans[sequence_id] = plan
-        self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, offer.looked_up, number)
+        of_slots = 0 if offer.looked_up else min(of_slots, plan.num_drafted)
+        self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, of_slots, offer.looked_up, number)
         tokens, copied = offer.tokens[: plan.num_drafted], offer.looked_up and plan.num_drafted > 0
         return DraftBlock(tokens, looked_up=copied, num_slots=sum(plan.groups))
 
     def _group(self, sequence_id: int, sequence: Sequence) -> Group | None:
         """The slots behind the last token that was kept; None where there are none."""
-        last = self._last.get(sequence_id, LastPass(len(sequence) - 2, 0, looked_up=False))
+        last = self._last.get(sequence_id, LastPass(len(sequence) - 2, 0, 0, looked_up=False))
         num_accepted = len(sequence) - last.anchor - 2
-        survival = self._looked_up[sequence_id].survival if last.looked_up else self._survival[sequence_id]
-        survival.add(last.num_drafted, num_accepted)
+        if last.looked_up:
+            self._looked_up[sequence_id].survival.add(last.num_drafted, num_accepted)
+        else:
+            self._survival[sequence_id].add(last.of_slots, num_accepted)
+            if last.of_slots < last.num_drafted:
+                self._looked_up[sequence_id].add_gone_on(last.of_slots, last.num_drafted, num_accepted)
         groups = self._session.groups.get(sequence_id, [])
         return groups[num_accepted] if num_accepted < len(groups) and len(groups[num_accepted].states) else None
 

@@ -23,6 +23,13 @@ class Offer(NamedTuple):
         return float(sum(accumulate(self.confidences[:most], mul)))
 
 
+FIRST_SHARE = 0.75
+"""Share of the copies behind a slots' draft that is taken to be kept, one after the other, until rounds have shown it."""
+
+SHARE_ROUNDS = 4
+"""How many tokens that guess counts for."""
+
+
 class LookedUp:
     """What one text's own past offers (`d3d.drafting.ngrams`). How much of it is kept is what this text has shown so far."""
 
@@ -30,6 +37,7 @@ class LookedUp:
         self._past = OwnPast(shortest)
         self._length = draft_length
         self.survival = Survival(draft_length)
+        self._continued, self._kept = float(SHARE_ROUNDS), SHARE_ROUNDS * FIRST_SHARE
 
     def offer(self, token_ids: list[int]) -> Offer:
         """Nothing where the text's end does not stand earlier in it."""
@@ -39,3 +47,17 @@ class LookedUp:
         shares = self.survival.shares
         confidences = tuple(share / before if before else 0.0 for share, before in zip(shares, [1.0, *shares], strict=False))
         return Offer(tokens, confidences, looked_up=True)
+
+    def gone_on(self, token_ids: list[int], offer: Offer) -> Offer:
+        """The offer, and behind it what followed its last tokens where they stand earlier in the text."""
+        room = self._length - len(offer.tokens)
+        tokens = self._past.copy(token_ids, room, ahead=offer.tokens) if offer.tokens and room > 0 else ()
+        return offer._replace(
+            tokens=(*offer.tokens, *tokens), confidences=(*offer.confidences, *[self._kept / self._continued] * len(tokens))
+        )
+
+    def add_gone_on(self, first: int, num_drafted: int, num_accepted: int) -> None:
+        """What a round has shown of such a draft, whose tokens are copies from `first` on."""
+        judged = min(num_drafted, num_accepted + 1)  # what stands behind a token that was not kept says nothing
+        self._continued += max(0, judged - first)
+        self._kept += max(0, num_accepted - first)

@@ -49,8 +49,10 @@ class OwnPast:
     def __init__(self, shortest: int) -> None:
         self._index = NgramIndex(shortest, max(shortest, LONGEST_RUN))
 
-    def copy(self, token_ids: ListLike[int], length: int) -> tuple[int, ...]:
-        """`length` tokens to follow; none where the text's last tokens do not stand earlier in it."""
+    def copy(self, token_ids: ListLike[int], length: int, *, ahead: ListLike[int] = ()) -> tuple[int, ...]:
+        """`length` tokens to follow; none where the last ones do not stand earlier in the text. `ahead`: what may follow the text, and is
+        to be followed in turn."""
         self._index.extend(token_ids)
-        found = self._index.find(token_ids)
-        return () if found is None else continuation(token_ids, found, length)
+        text = [*token_ids, *ahead] if ahead else token_ids
+        found = self._index.find(text)
+        return () if found is None else continuation(text, found, length)
