@@ -72,6 +72,7 @@ def test_memory_counts_what_is_made_to_draft(dry: Any, tiny_target: Path, tmp_pa
     [
         (("--mode", "plain"), {"plain": {}}),
         (("--mode", "fused", "--rows", 9), {"fused": {"draft_length": 5, "rows": 9}}),
+        (("--mode", "fused", "--rows", 9, "--lookup", 2), {"fused": {"draft_length": 8, "rows": 9, "lookup": 2}}),
         (
             ("--mode", "async", "--outcomes", 3, "--draft-length", 4),
             {"async": {"draft_length": 4, "outcomes": 3, "miss_policy": "draft_now", "placement": "thread", "target_threads": 1}},
@@ -124,6 +125,8 @@ def test_people_read_it_in_lines(dry: Any) -> None:
         (("--draft-length", 7), "draft length: 7"),
         (("--denoise-steps", 6), "denoise steps: 6"),
         (("--mode", "fused", "--rows", 1), "rows: 1"),
+        (("--mode", "fused", "--draft-length", 6), "the most that the drafter can draft, 5"),
+        (("--mode", "fused", "--draft-length", 9, "--lookup", 2), "slots draft 5 tokens at most, and copies from the text have 8"),
         (("--mode", "turbo"), "mode: 'turbo'"),
         (("--device", "cuda"), "CUDA"),
     ],

@@ -35,12 +35,12 @@ QuantizeOption = Annotated[
     str | None, typer.Option(help="int8: eight-bit weights of target and drafter, on a CPU with VNNI. The target then is another model.")
 ]
 DraftLengthOption = Annotated[
-    int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial and async mode, 6 in fused.")
+    int | None, typer.Option(help="Most tokens to draft a round. Default: 5 in serial and async mode, 6 in fused, 8 there with --lookup.")
 ]
 RowsOption = Annotated[
     int | None, typer.Option(help="Fused mode: most rows of a pass a sequence. Default: the preset's, else measured at the start.")
 ]
-OutcomesOption = Annotated[int | None, typer.Option(help="Async mode: verdicts to prepare for in a round. Default: 8.")]
+OutcomesOption = Annotated[int | None, typer.Option(help="Async mode: verdicts to prepare for in a round. Default: 1.")]
 MissPolicyOption = Annotated[
     str | None, typer.Option(help="Async mode, where no successor fits: draft_now (default) waits for a draft, bonus_only goes on without.")
 ]

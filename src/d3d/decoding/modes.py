@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Drafter, SelfDrafter, TargetEngine
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import LONGEST_COPY, FusedEngine, row_price
+from d3d.drafting.fused import LONGEST_COPY, FusedEngine, check_fused, row_price
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.pausing import Pausing
 from d3d.engines.native import NativeEngine
@@ -33,7 +33,7 @@ class ModeOptions(NamedTuple):
     """What a request may say about its mode; None where it says nothing."""
 
     draft_length: int | None = None
-    """Tokens to draft a round, at most the drafter's block_size (in fused mode one fewer)."""
+    """Tokens to draft a round, at most the drafter's block_size (in fused mode one fewer, or with `lookup` LONGEST_COPY)."""
     num_denoise_steps: int | None = None
     """Drafter passes a block, at most draft_length. Serial mode only."""
     rows: int | None = None
@@ -114,10 +114,10 @@ def _of_serial(drafter: BlockDrafter, options: ModeOptions, width: int) -> Draft
 
 
 def _fused(target: NativeEngine, drafter: BlockDrafter, options: ModeOptions, default_rows: Callable[[], int]) -> Decoding:
-    rows, lookup = checked_rows(options.rows) or default_rows(), checked_lookup(options.lookup)
-    engine = FusedEngine(target, drafter.model, 1, rows, lookup=lookup, row_price=row_price(target.model.device))
+    check_fused(drafter.model, target.model)  # before rows are measured
+    wanted, lookup = checked_rows(options.rows), checked_lookup(options.lookup)
     width = checked_fused_length(options.draft_length, drafter.model.config.longest_slot_draft, lookup)
-    engine = replace(engine, draft_length=width)
+    engine = FusedEngine(target, drafter.model, width, wanted or default_rows(), lookup=lookup, row_price=row_price(target.model.device))
     return Decoding(engine, engine.drafter, width)
 
 
@@ -126,7 +126,13 @@ def checked_fused_length(wanted: int | None, longest_group: int, lookup: int) ->
     `checked_draft_length`."""
     if not lookup:
         return checked_draft_length(wanted, longest_group, DEFAULT_FUSED_DRAFT_LENGTH)
-    return checked_draft_length(wanted, max(longest_group, LONGEST_COPY), LONGEST_COPY)
+    longest = max(longest_group, LONGEST_COPY)
+    if wanted is not None and not 1 <= wanted <= longest:
+        raise InvalidRequest(
+            f"draft length: {wanted} is not within 1 and {longest}: slots draft {longest_group} tokens at most, and copies from the text "
+            f"have {LONGEST_COPY}"
+        )
+    return wanted or LONGEST_COPY
 
 
 def option_name(field: str) -> str:

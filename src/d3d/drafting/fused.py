@@ -180,7 +180,8 @@ class FusedSession:
         if last_only:  # prompts; the drafts of those that are on their way stay
             return self._session.forward(token_ids, last_only=True)
         plans, self.plans, self.groups = self.plans, {}, {}
-        planned = [plans.get(sequence_id, NO_SLOTS).groups for sequence_id in self.sequence_ids]
+        rows = zip(self.sequence_ids, token_ids, strict=True)  # fewer than planned where a draft was dropped on its way
+        planned = [plans.get(sequence_id, NO_SLOTS).groups[: len(ids)] for sequence_id, ids in rows]
         if not any(map(sum, planned)):
             return self._session.forward(token_ids)
         before = list(self.lengths)
