@@ -78,7 +78,7 @@ def test_memory_counts_what_is_made_to_draft(dry: Any, tiny_target: Path, tmp_pa
             {"async": {"draft_length": 4, "outcomes": 3, "miss_policy": "draft_now", "placement": "thread", "target_threads": 1}},
         ),
     ],
-    ids=["plain", "fused", "async"],
+    ids=["plain", "fused", "fused, copies", "async"],
 )
 def test_the_plan_of_each_mode(
     arguments: tuple[object, ...], modes: dict[str, Any], dry: Any, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
