@@ -195,6 +195,9 @@ def test_a_drafter_is_asked_for_no_more_than_it_can(tmp_path: Path) -> None:
     assert max(setup.options.draft_length or 0 for setup in short) <= 4
     assert all((setup.options.num_denoise_steps or 1) <= (setup.options.draft_length or 1) for setup in short)
     assert max(setup.options.draft_length or 0 for setup in seen if setup.mode == "fused") <= 15
+    unlimited = [setup.options for setup in seen if setup.mode == "fused" and setup.options.draft_length is None]
+    assert all(options.lookup for options in unlimited), "copies may be longer than what slots can draft, and nothing else"
+    assert unlimited
 
 
 def test_without_optuna_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,10 +108,11 @@ def suggested(trial: Suggesting, space: Space) -> Setup:
     threads = trial.suggest_categorical("threads", space.threads) if space.threads else None
     longest = min(MOST_DRAFT, max(facts.block_size for facts in space.drafters))
     if mode == "fused":
-        length = min(trial.suggest_int("fused.draft_length", 1, longest), drafter.longest_fused)
+        fused_length = min(trial.suggest_int("fused.draft_length", 1, longest), drafter.longest_fused)
         rows = trial.suggest_int("fused.rows", 4, MOST_ROWS, step=2)
         lookup = trial.suggest_categorical("fused.lookup", LOOKUPS) or None
-        return Setup(mode, drafter.name, threads, ModeOptions(length, rows=rows, lookup=lookup))
+        unlimited = lookup is not None and fused_length == drafter.longest_fused  # copies may be longer than what slots can draft
+        return Setup(mode, drafter.name, threads, ModeOptions(None if unlimited else fused_length, rows=rows, lookup=lookup))
     length = min(trial.suggest_int(f"{mode}.draft_length", 1, longest), drafter.block_size)
     if mode == "async":
         return Setup(mode, drafter.name, threads, _async_options(trial, space, length))
