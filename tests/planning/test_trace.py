@@ -81,6 +81,8 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
     assert trace.fallbacks == 1
     assert [one.hit for one in trace.rounds] == [False, True, False, None]
+    told = [one._replace(preparation=one.preparation._replace(fitted=number == 3)) for number, one in enumerate(rounds) if one.preparation]
+    assert [one.hit for one in read_trace(written(tmp_path, chrome_trace(told))).rounds] == [False, False, False, True]
     assert [one.num_committed for one in trace.rounds] == [3, 1, 4, 1]
     assert trace.mode == "async"
     assert trace.measured is not None

@@ -18,7 +18,7 @@ from d3d.core.types import DraftBlock
 from d3d.decoding.loop import decode
 from d3d.drafting.packed_pass import PackedDrafter
 from d3d.engines.native import NativeEngine
-from support.async_runs import Slow, Unhurried, async_drafter, causes, coordinating, notes, readiness, rehearsed
+from support.async_runs import Slow, Unhurried, async_drafter, causes, coordinating, notes, preparations, readiness, rehearsed
 from support.drafters import EVERY_KIND, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
 
@@ -105,6 +105,7 @@ def test_when_the_verdict_was_foreseen_in_time_every_round_is_a_hit(target: Nati
         one = run(Unhurried(target, coordinator), async_drafter(coordinator), max_tokens=100, draft_length=8)
     assert one.ids == expected.ids
     assert readiness(one) == ["unprepared"] + ["hit"] * (len(readiness(one)) - 1)
+    assert [prepared.fitted for prepared in preparations(one)] == [way == "hit" for way in readiness(one)]
     assert causes(one) == []
     assert len(one.rounds) > 15
 
@@ -116,6 +117,7 @@ def test_after_a_miss_bonus_only_goes_on_without_a_draft_and_draft_now_with_one(
             one = run(Unhurried(target, coordinator), async_drafter(coordinator, miss_policy=miss_policy), max_tokens=60, draft_length=8)
         assert one.ids == expected.ids
         assert set(readiness(one)) == {"unprepared", "miss"}
+        assert not any(prepared.fitted for prepared in preparations(one))
         drafted = [stats.draft_length > 0 for stats in one.rounds if stats.preparation is not None]
         assert all(drafted) if miss_policy == "draft_now" else not any(drafted)
         assert set(causes(one)) == (set() if miss_policy == "draft_now" else {"miss", "unprepared"})

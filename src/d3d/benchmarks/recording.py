@@ -81,5 +81,6 @@ def acceptance(answer: Answer) -> Acceptance | None:
 
 
 def _round(stats: RoundStats) -> Round:
-    readiness = None if stats.preparation is None else stats.preparation.readiness
-    return Round(*stats[:3], round(stats.t_draft, DIGITS), round(stats.t_verify, DIGITS), readiness, stats.looked_up, stats.num_slots)
+    readiness, fitted = (None, None) if (prepared := stats.preparation) is None else (prepared.readiness, prepared.fitted)
+    times = round(stats.t_draft, DIGITS), round(stats.t_verify, DIGITS)
+    return Round(*stats[:3], *times, readiness, stats.looked_up, stats.num_slots, fitted)

@@ -28,6 +28,8 @@ class Round(NamedTuple):
     looked_up: bool = False
     num_slots: int | None = None
     """None where it was not recorded."""
+    fitted: bool | None = None
+    """As `d3d.core.types.Preparation` has it."""
 
 
 class Timing(BaseModel):

@@ -45,6 +45,6 @@ def _rounds(row: Row) -> Iterator[TracedRound]:
             yield TracedRound(0, 0, 1, context + place)
         return
     for number, one in enumerate(row.acceptance.each_round):
-        hit, first = hit_of(one.readiness), number == 0
+        hit, first = hit_of(one.readiness, one.fitted), number == 0
         yield TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, first, one.num_slots)
         context += one.num_committed

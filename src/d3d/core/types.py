@@ -82,6 +82,8 @@ class Preparation(NamedTuple):
     """Start and end of the drafter's work that has been heard of since the round before, in seconds of `time.perf_counter`."""
     notes: tuple[str, ...] = ()
     """What has happened to the draft worker since then, in words."""
+    fitted: bool | None = None
+    """Whether the draft is a successor that was prepared, in time or late; None where that is not known."""
 
 
 class DraftBlock(NamedTuple):

@@ -95,6 +95,8 @@ def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = No
             args["num_slots"] = stats.num_slots
         if stats.preparation is not None:
             args |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
+            if stats.preparation.fitted is not None:
+                args["fitted"] = stats.preparation.fitted
         waiting = "switch" if args.get("readiness") == "hit" else "draft"
         events.append(_event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, args))
         events.append(_event("verify", 1, verification(stats), origin, args))

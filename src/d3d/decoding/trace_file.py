@@ -81,7 +81,9 @@ class _Reader:
             if readiness not in get_args(Readiness):
                 self._refuse(f"no round is {str(readiness)[:40]!r}")
             cause = check["args"].get("cause")
-            preparation = Preparation(cast("Readiness", readiness), None if cause is None else str(cause))
+            told = check["args"].get("fitted")
+            fitted = told if isinstance(told, bool) else None
+            preparation = Preparation(cast("Readiness", readiness), None if cause is None else str(cause), fitted=fitted)
         counts = [self._count(check, name) for name in ("draft_length", "num_accepted", "num_committed")]
         looked_up = check["args"].get("looked_up") is True
         if counts[1] > counts[0]:

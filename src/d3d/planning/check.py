@@ -65,9 +65,9 @@ def _predict(trace: Trace, costs: Costs, assumed: Assumed) -> Modelled:
     if trace.mode == "serial":
         return serial(trace.rounds, costs)
     if trace.mode == "fused":
-        if assumed.fused_rows is None:
+        if assumed.fused_rows is None and any(one.num_slots is None for one in trace.rounds):
             raise InvalidRequest(f"{trace.source}: fused rounds don't say how many rows their passes had; give --rows")
-        return fused(trace.rounds, costs, assumed.fused_rows)
+        return fused(trace.rounds, costs, assumed.fused_rows or 0)
     if trace.mode == "async":
         told = ((assumed.hit_rate,), "") if assumed.hit_rate is not None else hit_rates(trace, assumed.outcomes)
         if told is None:

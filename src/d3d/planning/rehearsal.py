@@ -72,7 +72,7 @@ class RehearsedSession:
             outcomes = self._session.likely_outcomes(text, tokens, self._drafter.outcomes)
             self._prepared = self._session.prepare(text, tokens, outcomes, length) if outcomes else {}
             passes.append((started, time.perf_counter()))
-        return [block._replace(token_ids=tokens, preparation=Preparation(readiness, None, tuple(passes)))]
+        return [block._replace(token_ids=tokens, preparation=Preparation(readiness, None, tuple(passes), fitted=readiness == "hit"))]
 
     def _found(self, text: list[int]) -> tuple[DraftBlock | None, Readiness]:
         if self._prepared is None:

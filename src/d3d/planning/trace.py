@@ -197,9 +197,11 @@ def _of_evaluation(record: dict[str, Any], source: str) -> Trace:
     return replace(trace, recall=recall or None, hits_by_budget=hits or None)
 
 
-def hit_of(readiness: str | None) -> bool | None:
-    """Whether a successor fitted; a late one may have, or not, and None is what is not known."""
-    return None if readiness in (None, "late") else readiness == "hit"
+def hit_of(readiness: str | None, fitted: bool | None) -> bool | None:
+    """Whether a successor fitted, in time or late; None where that is not known."""
+    if fitted is not None or readiness in (None, "late"):
+        return fitted
+    return readiness == "hit"
 
 
 def _of_timeline(stats: Sequence[RoundStats], about: dict[str, Any], source: str) -> Trace:
@@ -208,7 +210,7 @@ def _of_timeline(stats: Sequence[RoundStats], about: dict[str, Any], source: str
     context = about.get("prompt_tokens", DEFAULT_CONTEXT) + 1
     any_slots = any(one.num_slots for one in stats)  # an older file has none of fused mode's
     for one in stats:
-        hit = None if one.preparation is None else hit_of(one.preparation.readiness)
+        hit = None if one.preparation is None else hit_of(one.preparation.readiness, one.preparation.fitted)
         slots = one.num_slots if any_slots else None
         rounds.append(TracedRound(one.draft_length, one.num_accepted, one.num_committed, context, hit, one.looked_up, not rounds, slots))
         context += one.num_committed

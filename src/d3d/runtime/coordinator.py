@@ -75,6 +75,8 @@ class _Round:
     """The round whose verdict has just become known."""
     block: DraftBlock | None = None
     readiness: Readiness = "unprepared"
+    fitted: bool = False
+    """Whether `block` is a successor."""
     cause: str | None = None
 
 
@@ -160,6 +162,8 @@ class Coordinator:
         for one in awaited:
             one.readiness, one.block = "late", self._take(one)
             one.cause = "late" if one.member.pending is not None else None
+        for one in rounds:
+            one.fitted = one.block is not None
 
     def _draft_now(self, rounds: list[_Round]) -> None:
         """What a miss policy does for rounds without a successor."""
@@ -207,7 +211,8 @@ class Coordinator:
             cause = "empty" if block.fault is None else "fault"
         passes, one.member.passes = tuple(one.member.passes), []
         notes, self.link.notes = tuple(self.link.notes), []
-        return block._replace(token_ids=block.token_ids[: one.length], preparation=Preparation(one.readiness, cause, passes, notes))
+        preparation = Preparation(one.readiness, cause, passes, notes, one.fitted)
+        return block._replace(token_ids=block.token_ids[: one.length], preparation=preparation)
 
     def _take(self, one: _Round) -> DraftBlock | None:
         member = one.member
