@@ -13,11 +13,11 @@ from d3d.drafting import packed_pass
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.layout import MASKED
 from d3d.drafting.outcomes import Doubt
-from d3d.drafting.packed_layout import packed_layout
+from d3d.drafting.packed_layout import PackedLayout, packed_layout
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
 from d3d.masks.dense import elementwise
 from d3d.masks.rules import packed_rules, union
-from d3d.models.drafter import DrafterModel
+from d3d.models.drafter import DrafterConfig, DrafterModel
 from d3d.models.tiny import tiny_transformer
 from support.drafters import block_logits, every_kind, sequence, text, tiny_drafter
 
@@ -141,6 +141,28 @@ def test_hidden_tokens_change_no_logit_that_does_not_see_them(kind: Kind, seen_l
     torch.testing.assert_close(other_bonus[0], first[0], atol=1e-5, rtol=1e-5)
     assert (other_draft[1] - first[1]).abs().max() > 1e-2
     assert (other_bonus[1] - first[1]).abs().max() > 1e-2
+
+
+@every_kind
+@pytest.mark.parametrize("kept", [0, 2, 4])
+def test_clean_rows_of_drafted_tokens_that_were_kept_are_not_computed_again(kind: Kind, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached: list[int] = []
+
+    def watch(config: DrafterConfig, length: int, *rest: Any) -> PackedLayout:
+        cached.append(length)
+        return packed_layout(config, length, *rest)
+
+    monkeypatch.setattr(packed_pass, "packed_layout", watch)
+    model, known = tiny_drafter(**kind), text(11)
+    session, fresh = open_session(model), open_session(model)
+    session.prepare(known, DRAFT, [Outcome(1, 9)], 4)
+    then = after(known, DRAFT, Outcome(kept, 60))
+    assert session.draft(then, 5) == fresh.draft(then, 5)
+    assert cached == [0, len(known) + kept, 0]
+    assert session.prepare(then, DRAFT, OUTCOMES, 4) == fresh.prepare(then, DRAFT, OUTCOMES, 4)
+    foreign = [*then, *DRAFT[:1], 77, *DRAFT[2:], 8]
+    assert session.prepare(foreign, DRAFT, OUTCOMES, 4) == open_session(model).prepare(foreign, DRAFT, OUTCOMES, 4)
+    assert cached[5] == len(then) + 1, "behind a token that was not kept nothing is of use"
 
 
 @every_kind

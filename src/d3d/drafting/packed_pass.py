@@ -82,7 +82,7 @@ class PackedDrafter:
         config = self.model.config
         states = run_side_by_side(self.model, [each.layout for each in several], [each.session.cache for each in several])
         for each in several:
-            each.session.cache.advance([len(each.task.text) - each.session.length])
+            each.session.keep_text(each.task.text, each.task.draft)
         for length in sorted({each.length for each in several}):
             alike = [(each, rows) for each, rows in zip(several, states, strict=True) if each.length == length]
             joined = torch.cat([rows for _, rows in alike])
@@ -133,7 +133,8 @@ class _Prepared:
 
 
 class PackedSession:
-    """One sequence; between passes the cache holds a clean prefix of its committed tokens, never a drafted token or a slot."""
+    """One sequence; between passes the cache holds a clean prefix of its committed tokens, and behind it, not counted, the clean rows of
+    the draft that they were packed with: those that are kept need not be computed again."""
 
     def __init__(self, drafter: PackedDrafter, cache: KVCache, outcome_budget: int) -> None:
         self._drafter = drafter
@@ -142,6 +143,8 @@ class PackedSession:
         self.cache = cache
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         """Of the last pass, by the length of the text that a block follows and that text's last token."""
+        self._behind: tuple[int, ...] = ()
+        """Drafted tokens whose clean rows stand behind the cached ones."""
         self._doubt = Doubt()
         self._expected: tuple[int, tuple[int, ...], list[float]] = (0, (), [])
         """Length of the text behind which outcomes were listed last, the draft, and what clean rows gave its first tokens, as far as these
@@ -199,7 +202,7 @@ class PackedSession:
         positions = start + torch.arange(rows.shape[1])[None]
         mask = causal(torch.tensor([start]), rows.shape[1], start + rows.shape[1])
         hidden = self._model.hidden(rows, positions, mask, self.cache, 0)
-        self.cache.advance([len(text) - start])
+        self.keep_text(text, draft)
         return self._places(self._model.draft_logits(hidden[0, -len(draft) - 1 :], self._drafter.target_vocab_size))
 
     def _places(self, logits: Tensor) -> tuple[Place, ...]:
@@ -248,7 +251,15 @@ class PackedSession:
         if len(draft) > self._drafter.block_size:
             raise ValueError(f"a draft of {len(draft)} tokens is longer than a block, {self._drafter.block_size}")
 
+    def keep_text(self, text: Sequence[int], draft: Sequence[int]) -> None:
+        """A pass has appended what the cache lacked of `text`, and the draft behind it."""
+        self.cache.advance([len(text) - self.length])
+        self._behind = tuple(draft)
+
     def _catch_up(self, text: list[int]) -> None:
+        kept = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._behind, text[self.length :], strict=False))
+        self.cache.advance([sum(1 for _ in kept)])
+        self._behind = ()
         self.cache.crop([len(text)])
         while len(text) - self.length > CATCH_UP_ROWS:
             start = self.length
