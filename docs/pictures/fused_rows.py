@@ -33,7 +33,7 @@ def main(source: str, directory: str) -> None:
         draw(one, measured)
         one.set_title(f"{name}, {measured['prompts']} prompts")
     axes[0].set_ylabel("times plain decoding's speed")
-    axes[-1].legend(frameon=False, loc="lower right")
+    axes[-1].legend(frameon=False, fontsize=7)
     figure.savefig(Path(directory) / "fused_rows.svg", bbox_inches="tight", metadata={"Date": None})
 
 
