@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Drafter, SelfDrafter, TargetEngine
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import LONGEST_COPY, FusedEngine, check_fused, row_price
+from d3d.drafting.fused import LONGEST_COPY, FusedEngine, check_fused, longest_fused_draft, row_price
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.pausing import Pausing
 from d3d.engines.native import NativeEngine
@@ -126,7 +126,7 @@ def checked_fused_length(wanted: int | None, longest_group: int, lookup: int) ->
     `checked_draft_length`."""
     if not lookup:
         return checked_draft_length(wanted, longest_group, DEFAULT_FUSED_DRAFT_LENGTH)
-    longest = max(longest_group, LONGEST_COPY)
+    longest = longest_fused_draft(longest_group, lookup)
     if wanted is not None and not 1 <= wanted <= longest:
         raise InvalidRequest(
             f"draft length: {wanted} is not within 1 and {longest}: slots draft {longest_group} tokens at most, and copies from the text "

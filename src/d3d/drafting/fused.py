@@ -38,6 +38,11 @@ FREE_ROUNDS = 16
 """In one round of so many rows cost nothing: what has never been kept would else never be drafted again, and might be kept by now."""
 
 
+def longest_fused_draft(longest_group: int, lookup: int) -> int:
+    """Most tokens a draft may have: what a group of slots can draft (a block's first is the target's own here), or copies come to."""
+    return max(longest_group, LONGEST_COPY if lookup else 0)
+
+
 def row_price(device: torch.device) -> float:
     """Tokens that a row must promise to be worth its time; 0 where rows are nearly free."""
     return CPU_ROW_PRICE if device.type == "cpu" else 0.0
@@ -76,8 +81,8 @@ class FusedEngine:
 
     @property
     def longest_draft(self) -> int:
-        """Most tokens a draft may have: what a group of slots can draft (a block's first is the target's own here), or copies come to."""
-        return max(self.model.config.longest_slot_draft, LONGEST_COPY if self.lookup else 0)
+        """Most tokens a draft may have."""
+        return longest_fused_draft(self.model.config.longest_slot_draft, self.lookup)
 
     @property
     def longest_group(self) -> int:

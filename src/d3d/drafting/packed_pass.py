@@ -14,6 +14,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from d3d.core.prefix import common_prefix
 from d3d.core.protocols import DraftTask, PrepareTask
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.block_drafter import CATCH_UP_ROWS, NOT_FINITE, last_tokens, unknown_id
@@ -177,8 +178,7 @@ class PackedSession:
         """What has become of the draft whose outcomes were listed last, as `text` tells."""
         start, draft, chances = self._expected
         came = text[start : start + len(chances)]
-        kept = next((place for place, (token, drafted) in enumerate(zip(came, draft, strict=False)) if token != drafted), len(came))
-        self._doubt.learn(chances, kept, len(came))
+        self._doubt.learn(chances, common_prefix(came, draft), len(came))
         self._expected = (0, (), [])
 
     def _block_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
@@ -257,8 +257,7 @@ class PackedSession:
         self._behind = tuple(draft)
 
     def _catch_up(self, text: list[int]) -> None:
-        kept = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._behind, text[self.length :], strict=False))
-        self.cache.advance([sum(1 for _ in kept)])
+        self.cache.advance([common_prefix(self._behind, text[self.length :])])
         self._behind = ()
         self.cache.crop([len(text)])
         while len(text) - self.length > CATCH_UP_ROWS:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from functools import partial
 
+from d3d.core.prefix import common_prefix
 from d3d.core.protocols import DraftSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
@@ -55,9 +56,7 @@ class History:
         """See how much of the last draft the text has kept."""
         if self.draft is None:
             return
-        same = [drafted == token_id for drafted, token_id in zip(self.draft, text[self.place :], strict=False)]
-        kept = (same + [False]).index(False)
-        self.mean += NEWEST_SHARE * (kept - self.mean)
+        self.mean += NEWEST_SHARE * (common_prefix(self.draft, text[self.place :]) - self.mean)
         self.draft = None
 
     def begin_round(self) -> bool:

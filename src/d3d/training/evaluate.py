@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from d3d.core.prefix import common_prefix
 from d3d.models.drafter import SEEN_TOKENS, DrafterModel
 from d3d.models.kv_cache import KVCache
 from d3d.training.acceptance import Acceptance
@@ -116,11 +117,7 @@ def walk(blocks: list[list[int]], answer_ids: list[int], acceptance: Acceptance,
     anchor, last = 0, len(answer_ids) - 1
     while anchor < last:
         truth = answer_ids[anchor + 1 :]
-        num_accepted = 0
-        for drafted, wanted in zip(blocks[anchor], truth, strict=False):
-            if drafted != wanted:
-                break
-            num_accepted += 1
+        num_accepted = common_prefix(blocks[anchor], truth)
         committed = min(num_accepted + 1, len(truth))
         acceptance.add_round(num_accepted, committed)
         if ranks is not None and num_accepted < min(len(truth), len(ranks[anchor])):
