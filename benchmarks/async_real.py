@@ -1,11 +1,13 @@
-"""Async mode on a real model: are its ids plain decoding's, with every placement, and with the draft worker killed in the middle?
+"""Async mode on a real model: are its ids plain decoding's, with every placement, and with the
+draft worker killed in the middle?
 
-usage: python benchmarks/async_real.py PROMPTS.jsonl [--prompts 10] [--max-tokens 64] [--dtype float32] [--temperature 0.8 --seed 1]
+usage: python benchmarks/async_real.py PROMPTS.jsonl [--prompts 10] [--max-tokens 64] [--dtype
+float32] [--temperature 0.8 --seed 1]
            [--placements thread processes] [--json FILE]
 
-Each prompt is answered plainly, then in async mode with each placement, and once more with `processes` while kill -9 ends the worker.
-Prints one line an answer and then one JSON object; the exit status is 1 where an answer differs from plain decoding's, rounding aside.
-"""
+Each prompt is answered plainly, then in async mode with each placement, and once more with
+`processes` while kill -9 ends the worker. Prints one line an answer and then one JSON object; the
+exit status is 1 where an answer differs from plain decoding's, rounding aside."""
 
 from __future__ import annotations
 
@@ -23,17 +25,19 @@ from typing import Any
 import torch
 
 import d3d
-from d3d.benchmarks.lossless import Divergence, compare, label, tolerance
 from d3d.core.types import SamplingParams
 from d3d.decoding.results import GenerationResult
-from d3d.training.prompts import read_prompts
+from d3d.lab.bench.lossless import Divergence, compare, label, tolerance
+from d3d.train.prompts import read_prompts
 
 KILLED_AT = 3
 """The worker is killed when this many pieces of an answer are there."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prompts_file", type=Path)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--drafter")
@@ -49,17 +53,27 @@ def main() -> int:
     options = parser.parse_args()
 
     model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device)
-    sampling: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    sampling: dict[str, Any] = {
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+    }
     if options.temperature:
         sampling["seed"] = options.seed
     ways = [(placement, False) for placement in options.placements]
     ways += [("processes", True)] if "processes" in options.placements else []
     report: dict[str, dict[str, Any]] = {name: _nothing() for name in map(_name, ways)}
     differs = False
-    for number, prompt in enumerate(read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]):
+    for number, prompt in enumerate(
+        read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]
+    ):
         plain = model.generate(prompt.token_ids, mode="plain", **sampling)
         for placement, killed in ways:
-            how = {"mode": "async", "placement": placement, "outcomes": options.outcomes, **sampling}
+            how = {
+                "mode": "async",
+                "placement": placement,
+                "outcomes": options.outcomes,
+                **sampling,
+            }
             result, kills = _answer(model, prompt.token_ids, how, killed)
             divergence = compare(
                 model.engine,
@@ -72,12 +86,16 @@ def main() -> int:
             differs |= divergence is not None and not divergence.is_rounding
             _add(report[_name((placement, killed))], result, divergence, kills)
             print(
-                f"prompt {number}, {_name((placement, killed))}: {len(result.token_ids)} tokens, identical: {label(divergence)}", flush=True
+                f"prompt {number}, {_name((placement, killed))}: {len(result.token_ids)} tokens, identical: {label(divergence)}",
+                flush=True,
             )
     model.close()
     whole = {
         "ways": report,
-        "settings": {key: str(value.name) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "settings": {
+            key: str(value.name) if isinstance(value, Path) else value
+            for key, value in vars(options).items()
+        },
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}",
         "date": date.today().isoformat(),
     }
@@ -91,7 +109,9 @@ def _name(way: tuple[str, bool]) -> str:
     return way[0] + (", killed" if way[1] else "")
 
 
-def _answer(model: d3d.Model, prompt: list[int], how: dict[str, Any], killed: bool) -> tuple[GenerationResult, int]:
+def _answer(
+    model: d3d.Model, prompt: list[int], how: dict[str, Any], killed: bool
+) -> tuple[GenerationResult, int]:
     """The answer, and how many workers were killed for it."""
     kills, result = 0, None
     for number, chunk in enumerate(model.stream(prompt, **how)):
@@ -107,10 +127,16 @@ def _answer(model: d3d.Model, prompt: list[int], how: dict[str, Any], killed: bo
 
 def _nothing() -> dict[str, Any]:
     counts = ("answers", "tokens", "rounds", "drafted_rounds", "kills")
-    return {"identical": Counter()} | dict.fromkeys(counts, 0) | {"readiness": Counter(), "fallbacks": Counter(), "warnings": Counter()}
+    return (
+        {"identical": Counter()}
+        | dict.fromkeys(counts, 0)
+        | {"readiness": Counter(), "fallbacks": Counter(), "warnings": Counter()}
+    )
 
 
-def _add(row: dict[str, Any], result: GenerationResult, divergence: Divergence | None, kills: int) -> None:
+def _add(
+    row: dict[str, Any], result: GenerationResult, divergence: Divergence | None, kills: int
+) -> None:
     row["identical"][label(divergence).split(" ")[0]] += 1
     row["answers"] += 1
     row["tokens"] += len(result.token_ids)
@@ -122,7 +148,10 @@ def _add(row: dict[str, Any], result: GenerationResult, divergence: Divergence |
             row["readiness"][stats.preparation.readiness] += 1
             row["fallbacks"].update([stats.preparation.cause] if stats.preparation.cause else [])
     if result.speculation is not None:
-        row["warnings"].update("the draft process died" if " died" in warning else warning for warning in result.speculation.warnings)
+        row["warnings"].update(
+            "the draft process died" if " died" in warning else warning
+            for warning in result.speculation.warnings
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Tokens per second of several requests at once: plain, serial, fused and async, by the size of the batch.
+"""Tokens per second of several requests at once: plain, serial, fused and async, by the size of the
+batch.
 
-usage: python benchmarks/batches.py PROMPTS.jsonl [--prompts 16] [--max-tokens 128] [--batches 1 2 4 8] [--modes plain serial fused async]
+usage: python benchmarks/batches.py PROMPTS.jsonl [--prompts 16] [--max-tokens 128] [--batches 1 2 4
+8] [--modes plain serial fused async]
            [--placement thread] [--dtype bfloat16] [--json FILE]
 
-Prompts are taken in groups of twice the largest batch. Each group is answered in every mode with every batch before the next one's turn
-comes, in an order that moves on by one, so that heat and other programs meet all of them. Prints a table and one JSON object: tokens of
-all answers over the wall time of `generate_many`, prompts included; seconds to the first token, which for those that wait for a place is
-long; acceptance length; and how many answers have the ids of plain decoding one by one. Run it on an idle machine.
-"""
+Prompts are taken in groups of twice the largest batch. Each group is answered in every mode with
+every batch before the next one's turn comes, in an order that moves on by one, so that heat and
+other programs meet all of them. Prints a table and one JSON object: tokens of all answers over the
+wall time of `generate_many`, prompts included; seconds to the first token, which for those that
+wait for a place is long; acceptance length; and how many answers have the ids of plain decoding one
+by one. Run it on an idle machine."""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ import d3d
 from d3d.api import Model
 from d3d.decoding.many import MODES_OF_MANY
 from d3d.decoding.results import GenerationResult
-from d3d.reports.tables import Table, markdown
-from d3d.training.prompts import read_prompts
+from d3d.lab.report.tables import Table, markdown
+from d3d.train.prompts import read_prompts
 
 Way = tuple[str, int]
 """A mode and a batch."""
@@ -45,14 +48,25 @@ class Total:
     def figures(self, reference: Total) -> dict[str, Any]:
         spoken = [answer.speculation for answer in self.answers if answer.speculation is not None]
         rounds = sum(each.rounds for each in spoken)
-        hits = [each.overlap.hit_rate for each in spoken if each.overlap is not None and each.overlap.hit_rate is not None]
+        hits = [
+            each.overlap.hit_rate
+            for each in spoken
+            if each.overlap is not None and each.overlap.hit_rate is not None
+        ]
         return {
             "tokens_per_s": round(self.tokens_per_s, 2),
             "ratio": round(self.tokens_per_s / reference.tokens_per_s, 3),
             "ttft_s": round(statistics.median(answer.timing.ttft_s for answer in self.answers), 4),
-            "acceptance_length": round(sum(each.acceptance_length * each.rounds for each in spoken) / rounds, 3) if rounds else None,
+            "acceptance_length": round(
+                sum(each.acceptance_length * each.rounds for each in spoken) / rounds, 3
+            )
+            if rounds
+            else None,
             "hit_rate": round(statistics.mean(hits), 3) if hits else None,
-            "identical": sum(one.token_ids == other.token_ids for one, other in zip(self.answers, reference.answers, strict=True)),
+            "identical": sum(
+                one.token_ids == other.token_ids
+                for one, other in zip(self.answers, reference.answers, strict=True)
+            ),
             "tokens": sum(answer.usage.completion_tokens for answer in self.answers),
         }
 
@@ -64,7 +78,10 @@ class Total:
 def main() -> None:
     options = arguments()
     model = d3d.load(options.target, options.drafter, dtype=options.dtype, device=options.device)
-    prompts = [prompt.token_ids for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]]
+    prompts = [
+        prompt.token_ids
+        for prompt in read_prompts(options.prompts_file, model.tokenizer)[: options.prompts]
+    ]
     totals = measure(model, prompts, options)
     model.close()
     figures = {way: total.figures(totals["plain", 1]) for way, total in totals.items()}
@@ -83,7 +100,9 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prompts_file", type=Path)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--drafter")
@@ -102,30 +121,46 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(model: Model, prompts: list[list[int]], options: argparse.Namespace) -> dict[Way, Total]:
+def measure(
+    model: Model, prompts: list[list[int]], options: argparse.Namespace
+) -> dict[Way, Total]:
     """Plain decoding one by one is always among them: the others are compared with it."""
-    ways = list(dict.fromkeys([("plain", 1), *((mode, batch) for mode in options.modes for batch in options.batches)]))
+    ways = list(
+        dict.fromkeys(
+            [("plain", 1), *((mode, batch) for mode in options.modes for batch in options.batches)]
+        )
+    )
     totals = {way: Total() for way in ways}
     for mode, batch in ways:  # warm-up, not measured
-        model.generate_many(prompts[:batch], max_batch=batch, **asked(mode, options) | {"max_tokens": 8})
+        model.generate_many(
+            prompts[:batch], max_batch=batch, **asked(mode, options) | {"max_tokens": 8}
+        )
     group = 2 * max(options.batches)
     for number, start in enumerate(range(0, len(prompts), group)):
         turn = number % len(ways)
         for mode, batch in ways[turn:] + ways[:turn]:
             started = time.perf_counter()
-            answers = model.generate_many(prompts[start : start + group], max_batch=batch, **asked(mode, options))
+            answers = model.generate_many(
+                prompts[start : start + group], max_batch=batch, **asked(mode, options)
+            )
             totals[mode, batch].seconds += time.perf_counter() - started
             totals[mode, batch].answers += answers
     return totals
 
 
 def asked(mode: str, options: argparse.Namespace) -> dict[str, Any]:
-    fields: dict[str, Any] = {"mode": mode, "max_tokens": options.max_tokens, "temperature": options.temperature}
+    fields: dict[str, Any] = {
+        "mode": mode,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+    }
     if options.temperature:
         fields["seed"] = options.seed
     if mode != "plain":
         fields["draft_length"] = options.draft_length
-    return fields | ({"placement": options.placement, "outcomes": options.outcomes} if mode == "async" else {})
+    return fields | (
+        {"placement": options.placement, "outcomes": options.outcomes} if mode == "async" else {}
+    )
 
 
 def table(figures: dict[Way, dict[str, Any]], options: argparse.Namespace) -> Table:

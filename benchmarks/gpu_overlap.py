@@ -1,15 +1,20 @@
-"""Async mode on a GPU: are its ids plain decoding's with two streams, and how much drafting hides behind verification?
+"""Async mode on a GPU: are its ids plain decoding's with two streams, and how much drafting hides
+behind verification?
 
-usage: python benchmarks/gpu_overlap.py [--placement streams|devices] [--outcomes 4 16] [--tokens 512] [--prompt 1024] [--json FILE]
-       python benchmarks/gpu_overlap.py --tiny --device cpu        (that the script itself works; its times mean nothing)
+usage: python benchmarks/gpu_overlap.py [--placement streams|devices] [--outcomes 4 16] [--tokens
+512] [--prompt 1024] [--json FILE]
+       python benchmarks/gpu_overlap.py --tiny --device cpu        (that the script itself works;
+       its times mean nothing)
 
 1. Tiny models with a real drafter, float32, greedy and sampled: async ids against plain ids.
-2. The shapes of Qwen3-8B (target) and Qwen3-1.7B (drafter), random weights in bfloat16: every pass is really made, and what comes out of
-   it is replaced by a script, so that the acceptance length is 7.9 and a verdict has been foreseen in a given share of rounds. t_draft,
-   t_verify, t_switch and overlap_ratio, by CUDA events, for each budget of outcomes, and a drafter's pass while nothing else runs.
+2. The shapes of Qwen3-8B (target) and Qwen3-1.7B (drafter), random weights in bfloat16: every pass
+   is really made, and what comes out of it is replaced by a script, so that the acceptance length
+   is 7.9 and a verdict has been foreseen in a given share of rounds. t_draft, t_verify, t_switch
+   and overlap_ratio, by CUDA events, for each budget of outcomes, and a drafter's pass while
+   nothing else runs.
 
-It has not run on a GPU yet. Needs about 32 GB on the device while the weights are made, half of that afterwards, and a few minutes.
-"""
+It has not run on a GPU yet. Needs about 32 GB on the device while the weights are made, half of
+that afterwards, and a few minutes."""
 
 from __future__ import annotations
 
@@ -30,37 +35,52 @@ from torch import Tensor
 
 from d3d.baselines.preparing import foresees, misjudges, sometimes
 from d3d.baselines.scripted import Double, noisy
-from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import Preparer, PreparingSession, TargetSession
-from d3d.core.rng import uniform
 from d3d.core.sequence import Sequence as Text
 from d3d.core.types import DraftBlock, Outcome, RoundStats, SamplingParams
 from d3d.decoding.loop import decode
 from d3d.decoding.request import new_request
 from d3d.decoding.timeline import overlap
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.engines.native import NativeEngine
-from d3d.models.config import decoder_config
-from d3d.models.drafter import DrafterConfig, DrafterModel
-from d3d.models.from_target import from_target
-from d3d.models.open_model import pick_device
-from d3d.models.tiny import tensor_shapes, tiny_config, tiny_transformer
-from d3d.models.transformer import Transformer
-from d3d.runtime.async_drafter import AsyncDrafter
-from d3d.runtime.coordinator import Coordinator, Policy
-from d3d.runtime.placement import check_placement, default_placement, other_device
-from d3d.runtime.streams import on_own_stream, on_the_processor
-from d3d.runtime.worker_link import WorkerLink
-from d3d.runtime.workers import ThreadWorker
+from d3d.engine.rng import uniform
+from d3d.errors import InvalidRequest
+from d3d.hub.open_model import pick_device
+from d3d.hub.tiny import tensor_shapes, tiny_config, tiny_transformer
+from d3d.methods.async_.async_drafter import AsyncDrafter
+from d3d.methods.async_.coordinator import Coordinator, Policy
+from d3d.methods.async_.placement import check_placement, default_placement, other_device
+from d3d.methods.async_.streams import on_own_stream, on_the_processor
+from d3d.methods.async_.worker_link import WorkerLink
+from d3d.methods.async_.workers import ThreadWorker
+from d3d.model.config import decoder_config
+from d3d.model.drafter import DrafterConfig, DrafterModel
+from d3d.model.from_target import from_target
+from d3d.model.transformer import Transformer
+from d3d.target.native import NativeEngine
 
 BLOCK_SIZE = 16
 ACCEPTANCE_LENGTH = 7.9
 
 QWEN3: dict[str, dict[str, Any]] = {
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "1.7B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
 }
-COMMON = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}
+COMMON = {
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
 
 
 @dataclass(frozen=True)
@@ -75,19 +95,31 @@ class Where:
         return other_device(self.device) if self.name == "devices" else self.device
 
     def coordinator(self, make: Callable[[], Preparer]) -> Coordinator:
-        setting = on_the_processor if self.name == "thread" else partial(on_own_stream, self.drafter_device)
+        setting = (
+            on_the_processor
+            if self.name == "thread"
+            else partial(on_own_stream, self.drafter_device)
+        )
         return Coordinator(WorkerLink(lambda: ThreadWorker(make, setting), restarts=0, start_s=600))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--placement", choices=["streams", "devices", "thread"])
     parser.add_argument("--outcomes", type=int, nargs="+", default=[1, 4, 8, 16, 32])
-    parser.add_argument("--hit-rate", type=float, default=0.85, help="share of verdicts that the script foresees")
-    parser.add_argument("--prompt", type=int, default=1024, help="tokens of context before the first round")
+    parser.add_argument(
+        "--hit-rate", type=float, default=0.85, help="share of verdicts that the script foresees"
+    )
+    parser.add_argument(
+        "--prompt", type=int, default=1024, help="tokens of context before the first round"
+    )
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes in float32, to try the script itself")
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny shapes in float32, to try the script itself"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     try:
@@ -95,13 +127,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = Where(options.placement or default_placement(device), device)
         check_placement(where.name, device)
         if device.type == "cpu" and not options.tiny:
-            raise InvalidRequest("device: Qwen3-8B's shapes are for a GPU; on a CPU add --tiny, whose times mean nothing")
+            raise InvalidRequest(
+                "device: Qwen3-8B's shapes are for a GPU; on a CPU add --tiny, whose times mean nothing"
+            )
     except InvalidRequest as error:
         print(f"gpu_overlap: {error}", file=sys.stderr)
         return 2
     if options.tiny:
         options.prompt, options.tokens = min(options.prompt, 40), min(options.tokens, 80)
-    report: dict[str, Any] = {"placement": where.name, "device": _device_name(device), "torch": torch.__version__, "tiny": options.tiny}
+    report: dict[str, Any] = {
+        "placement": where.name,
+        "device": _device_name(device),
+        "torch": torch.__version__,
+        "tiny": options.tiny,
+    }
     report["identity"] = identity(where)
     print(json.dumps(report["identity"]), flush=True)
     report["overlap"] = measure(where, options)
@@ -124,18 +163,33 @@ def identity(where: Where) -> dict[str, int]:
         coordinator = where.coordinator(lambda drafter=drafter: drafter)  # type: ignore[misc]
         coordinator.ensure_worker()
         for number in range(4):
-            prompt = torch.randint(0, 90, (5 + 7 * number,), generator=torch.Generator().manual_seed(number)).tolist()
-            for sampling in (SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=0.9, seed=number)):
+            prompt = torch.randint(
+                0, 90, (5 + 7 * number,), generator=torch.Generator().manual_seed(number)
+            ).tolist()
+            for sampling in (
+                SamplingParams(max_tokens=60),
+                SamplingParams(max_tokens=60, temperature=0.9, seed=number),
+            ):
                 plain, _ = _decode(engine, None, prompt, sampling)
-                for draft_length in (1, block_size):  # one token is the anchor's row's, which is right: those drafts hit
-                    ids, rounds = _decode(engine, AsyncDrafter(coordinator, Policy(draft_length, 64)), prompt, sampling)
+                for draft_length in (
+                    1,
+                    block_size,
+                ):  # one token is the anchor's row's, which is right: those drafts hit
+                    ids, rounds = _decode(
+                        engine,
+                        AsyncDrafter(coordinator, Policy(draft_length, 64)),
+                        prompt,
+                        sampling,
+                    )
                     counts["identical" if ids == plain else "different"] += 1
                     counts["hits"] += sum(_is_hit(stats) for stats in rounds)
         coordinator.close()
     return counts
 
 
-def _decode(engine: Any, drafter: AsyncDrafter | None, prompt: list[int], sampling: SamplingParams) -> tuple[list[int], list[RoundStats]]:
+def _decode(
+    engine: Any, drafter: AsyncDrafter | None, prompt: list[int], sampling: SamplingParams
+) -> tuple[list[int], list[RoundStats]]:
     device = engine.model.device
     request = new_request(engine, prompt, sampling, eos_token_ids=frozenset(), device=device)
     events = list(decode(engine, drafter, [request], 0 if drafter is None else drafter.block_size))
@@ -151,7 +205,8 @@ def _is_hit(stats: RoundStats) -> bool:
 
 @dataclass(frozen=True)
 class ScriptedTarget:
-    """A target whose passes are real and whose choices are a script: one text, prompt and answer."""
+    """A target whose passes are real and whose choices are a script: one text, prompt and
+    answer."""
 
     engine: NativeEngine
     script: list[int]
@@ -174,10 +229,15 @@ class ScriptedTarget:
 
         @torch.inference_mode()
         def forward(token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-            ends = [length + len(ids) for length, ids in zip(session.lengths, token_ids, strict=True)]
+            ends = [
+                length + len(ids) for length, ids in zip(session.lengths, token_ids, strict=True)
+            ]
             logits = real(token_ids, last_only=last_only)
             for end, rows in zip(ends, logits, strict=True):
-                chosen = torch.tensor([self.script[place + 1 - len(rows) + end] for place in range(len(rows))], device=rows.device)
+                chosen = torch.tensor(
+                    [self.script[place + 1 - len(rows) + end] for place in range(len(rows))],
+                    device=rows.device,
+                )
                 rows.zero_().scatter_(1, chosen[:, None], 100.0)
             return logits
 
@@ -209,14 +269,23 @@ class ScriptedShapeSession:
         return self._block(text, draft_length)
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
-        """The verdict or a wrong one, and as many others as the budget allows: the pass has its full width."""
+        """The verdict or a wrong one, and as many others as the budget allows: the pass has its
+        full width."""
         vocab_size = self._shape.drafter.target_vocab_size
-        others = (Outcome(place % (len(draft) + 1), (31 * place + 11) % vocab_size) for place in range(2 * budget))
+        others = (
+            Outcome(place % (len(draft) + 1), (31 * place + 11) % vocab_size)
+            for place in range(2 * budget)
+        )
         return list(dict.fromkeys([*self._expect(text, draft), *others]))[:budget]
 
-    def prepare(self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
+    def prepare(
+        self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int
+    ) -> dict[Outcome, DraftBlock]:
         self._session.prepare(text, draft, outcomes, draft_length)
-        return {o: self._block([*text, *draft[: o.num_accepted], o.bonus_token], draft_length) for o in outcomes}
+        return {
+            o: self._block([*text, *draft[: o.num_accepted], o.bonus_token], draft_length)
+            for o in outcomes
+        }
 
     def _block(self, text: list[int], draft_length: int) -> DraftBlock:
         return self._shape.double.propose(Text(text, SamplingParams()), draft_length, 0)
@@ -242,13 +311,28 @@ def measure(where: Where, options: argparse.Namespace) -> dict[str, Any]:
             started = time.perf_counter()
             ids, rounds = _decode(engine, asynchronous, script[: options.prompt], cut)
             seconds = time.perf_counter() - started
-        assert ids == script[options.prompt : options.prompt + options.tokens], "the script is what must come out"
+        assert ids == script[options.prompt : options.prompt + options.tokens], (
+            "the script is what must come out"
+        )
         seen = overlap(rounds, BLOCK_SIZE)
-        picked = ("hit_rate", "t_draft_s", "t_verify_s", "t_switch_s", "exposed_draft_s", "overlap_ratio", "late", "fallbacks")
+        picked = (
+            "hit_rate",
+            "t_draft_s",
+            "t_verify_s",
+            "t_switch_s",
+            "exposed_draft_s",
+            "overlap_ratio",
+            "late",
+            "fallbacks",
+        )
         figures[f"outcomes {budget}"] = {
-            "acceptance_length": round(sum(stats.num_committed for stats in rounds) / len(rounds), 3),
+            "acceptance_length": round(
+                sum(stats.num_committed for stats in rounds) / len(rounds), 3
+            ),
             "rounds": len(rounds),
-            "ms_per_round": round(1000 * sum(stats.t_draft + stats.t_verify for stats in rounds) / len(rounds), 3),
+            "ms_per_round": round(
+                1000 * sum(stats.t_draft + stats.t_verify for stats in rounds) / len(rounds), 3
+            ),
             "ms_per_token": round(1000 * seconds / len(ids), 3),
             **{name: getattr(seen, name) for name in picked},
         }
@@ -256,8 +340,11 @@ def measure(where: Where, options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _alone(where: Where, shape: ScriptedShape, script: list[int], options: argparse.Namespace) -> dict[str, float]:
-    """Median seconds of a drafting pass while nothing else runs: one block, and packed passes of each budget."""
+def _alone(
+    where: Where, shape: ScriptedShape, script: list[int], options: argparse.Namespace
+) -> dict[str, float]:
+    """Median seconds of a drafting pass while nothing else runs: one block, and packed passes of
+    each budget."""
     times: dict[str, float] = {}
     setting = on_the_processor() if where.name == "thread" else on_own_stream(where.drafter_device)
     with setting as clock:
@@ -268,7 +355,9 @@ def _alone(where: Where, shape: ScriptedShape, script: list[int], options: argpa
                 begun = clock.mark()
                 if budget:
                     draft = script[options.prompt : options.prompt + BLOCK_SIZE]
-                    session.prepare(text, draft, session.likely_outcomes(text, draft, budget), BLOCK_SIZE)
+                    session.prepare(
+                        text, draft, session.likely_outcomes(text, draft, budget), BLOCK_SIZE
+                    )
                 else:
                     session.draft(text, BLOCK_SIZE)
                 span = clock.span(begun, clock.mark())
@@ -278,7 +367,8 @@ def _alone(where: Where, shape: ScriptedShape, script: list[int], options: argpa
 
 
 def _keep_probability(acceptance_length: float) -> float:
-    """Of a drafted token, for which a block of BLOCK_SIZE and the bonus token come to so many on average."""
+    """Of a drafted token, for which a block of BLOCK_SIZE and the bonus token come to so many on
+    average."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -312,7 +402,11 @@ def _random(size: str, device: torch.device) -> Transformer:
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
 
 
 if __name__ == "__main__":

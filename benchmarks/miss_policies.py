@@ -1,23 +1,25 @@
 """Would a miss be better answered with a successor that was prepared for another bonus token?
 
-usage: python benchmarks/miss_policies.py smollm2-135m CORPUS.jsonl [--drafter D] [--draft-length 5] [--limit 10] [--budgets 1 4 8 32]
+usage: python benchmarks/miss_policies.py smollm2-135m CORPUS.jsonl [--drafter D] [--draft-length 5]
+[--limit 10] [--budgets 1 4 8 32]
        [--passes-ms ONE VERIFY DRAFT PACKED PACKED ...]
 
-CORPUS.jsonl holds the target's recorded answers (`d3d data`). Rounds of async mode are replayed on them without a clock, each policy and
-budget along its own rounds. What a miss does:
+CORPUS.jsonl holds the target's recorded answers (`d3d data`). Rounds of async mode are replayed on
+them without a clock, each policy and budget along its own rounds. What a miss does:
 
-    draft_now      waits for a fresh draft
-    bonus_only     verifies the anchor alone
-    reuse          verifies the best successor of the same num_accepted, the true bonus token in its anchor's place; a fresh draft where
+    draft_now      waits for a fresh draft bonus_only     verifies the anchor alone reuse
+    verifies the best successor of the same num_accepted, the true bonus token in its anchor's
+    place; a fresh draft where
                    there is none. The outcomes of such a draft are listed from its own places
-    reuse_listed   the same, but the worker drafts afresh during the verification, and lists the outcomes from that
-    rechosen       as reuse, but the previous-token head chooses again, knowing the true bonus token
-    rechosen_listed  both
+    reuse_listed   the same, but the worker drafts afresh during the verification, and lists the
+    outcomes from that rechosen       as reuse, but the previous-token head chooses again, knowing
+    the true bonus token rechosen_listed  both
 
-Then the model of rounds (`d3d.planning.simulate`) says what a token takes, on two devices that share nothing: where rows are free and a
-draft takes a given share of a verification (a time is in verifications then); on two H100s by their data sheets; and with --passes-ms,
-measured passes: a verification of one row, one of draft_length + 1, a draft, and the packed pass of each budget. Prints one JSON object.
-"""
+Then the model of rounds (`d3d.lab.plan.simulate`) says what a token takes, on two devices that
+share nothing: where rows are free and a draft takes a given share of a verification (a time is in
+verifications then); on two H100s by their data sheets; and with --passes-ms, measured passes: a
+verification of one row, one of draft_length + 1, a draft, and the packed pass of each budget.
+Prints one JSON object."""
 
 from __future__ import annotations
 
@@ -39,10 +41,10 @@ from d3d.drafting.block_drafter import last_tokens
 from d3d.drafting.outcomes import Place, likely_outcomes, within_budget
 from d3d.drafting.packed_batch import run_side_by_side
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
-from d3d.planning.devices import DEVICES, MODELS
-from d3d.planning.roofline import RooflineCosts
-from d3d.planning.simulate import Work, pipeline
-from d3d.training.corpus import Sample, read_corpus
+from d3d.lab.plan.devices import DEVICES, MODELS
+from d3d.lab.plan.roofline import RooflineCosts
+from d3d.lab.plan.simulate import Work, pipeline
+from d3d.train.corpus import Sample, read_corpus
 
 POLICIES = ("draft_now", "bonus_only", "reuse", "reuse_listed", "rechosen", "rechosen_listed")
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -64,7 +66,8 @@ class Round(NamedTuple):
 
 @dataclass
 class Answer:
-    """One recorded answer; what the drafter says at a place of it is computed once, when a policy first comes by."""
+    """One recorded answer; what the drafter says at a place of it is computed once, when a policy
+    first comes by."""
 
     session: PackedSession
     sample: Sample
@@ -90,24 +93,35 @@ class Answer:
             draft = self.session.draft(text, self.draft_length).token_ids
             alone = self.session.likely_outcomes(text, (), self.most)
             listed = self.session.likely_outcomes(text, draft, self.most)
-            self._fresh[anchor] = Drafted(draft, self.session._block_places(text, draft)), listed, alone
+            self._fresh[anchor] = (
+                Drafted(draft, self.session._block_places(text, draft)),
+                listed,
+                alone,
+            )
         return self._fresh[anchor]
 
     @torch.inference_mode()
-    def reused(self, anchor: int, draft: tuple[int, ...], outcome: Outcome) -> tuple[Drafted, Drafted]:
-        """The successor of an outcome whose guess was wrong: as it was prepared, and chosen again behind the true token. `anchor`: of the
-        draft that was verified, `draft`."""
+    def reused(
+        self, anchor: int, draft: tuple[int, ...], outcome: Outcome
+    ) -> tuple[Drafted, Drafted]:
+        """The successor of an outcome whose guess was wrong: as it was prepared, and chosen again
+        behind the true token. `anchor`: of the draft that was verified, `draft`."""
         key = anchor, outcome
         if key not in self._reused:
             session, text = self.session, self.sample.token_ids[: anchor + 1]
-            branches = session.branches(PrepareTask(session, text, draft, [outcome], self.draft_length))
+            branches = session.branches(
+                PrepareTask(session, text, draft, [outcome], self.draft_length)
+            )
             assert branches is not None, "recorded answers lie within the drafter's context"
             model = session._model
             (states,) = run_side_by_side(model, [branches.layout], [session.cache])
             prepared = model.draft_logits(states, session._drafter.target_vocab_size)
             true_text = self.sample.token_ids[: anchor + outcome.num_accepted + 2]
             lasts = branches.last_tokens(), [last_tokens(true_text)]
-            self._reused[key] = self._chosen(states, prepared.clone(), lasts[0]), self._chosen(states, prepared, lasts[1])
+            self._reused[key] = (
+                self._chosen(states, prepared.clone(), lasts[0]),
+                self._chosen(states, prepared, lasts[1]),
+            )
         return self._reused[key]
 
     def _chosen(self, states: torch.Tensor, logits: torch.Tensor, last: list[list[int]]) -> Drafted:
@@ -118,12 +132,18 @@ class Answer:
 
     def kept(self, anchor: int, draft: Sequence[int]) -> int:
         truth = self.sample.token_ids[anchor + 1 :]
-        differs = (place for place, (drafted, wanted) in enumerate(zip(draft, truth, strict=False)) if drafted != wanted)
+        differs = (
+            place
+            for place, (drafted, wanted) in enumerate(zip(draft, truth, strict=False))
+            if drafted != wanted
+        )
         return next(differs, min(len(draft), len(truth)))
 
     def outcomes(self, drafted: Drafted, budget: int) -> list[Outcome]:
         model, doubt = self.session._model, self.session._doubt.weight
-        return likely_outcomes(drafted.token_ids, drafted.places, budget, num_clean=model.config.own_rows, doubt=doubt)
+        return likely_outcomes(
+            drafted.token_ids, drafted.places, budget, num_clean=model.config.own_rows, doubt=doubt
+        )
 
 
 def same_count(outcomes: Sequence[Outcome], num_accepted: int) -> Outcome | None:
@@ -142,7 +162,9 @@ def walk(answer: Answer, policy: str, budget: int) -> list[Round]:
         if came == "none":
             drafted, outcomes = Drafted((), ()), within_budget(alone, budget, 0)
         elif came == "reused":
-            outcomes = answer.outcomes(Drafted(drafted.token_ids, fresh.places) if listed_afresh else drafted, budget)
+            outcomes = answer.outcomes(
+                Drafted(drafted.token_ids, fresh.places) if listed_afresh else drafted, budget
+            )
         else:
             drafted, outcomes = fresh, within_budget(likely, budget, len(fresh.token_ids))
         kept = answer.kept(anchor, drafted.token_ids)
@@ -223,7 +245,14 @@ class Given:
         return self.packing[outcomes]
 
 
-def seconds_a_token(walks: Sequence[list[Round]], passes: Passes, budget: int, draft_length: int, *, listed_afresh: bool) -> float:
+def seconds_a_token(
+    walks: Sequence[list[Round]],
+    passes: Passes,
+    budget: int,
+    draft_length: int,
+    *,
+    listed_afresh: bool,
+) -> float:
     seconds = 0.0
     for rounds in walks:
         works = []
@@ -232,7 +261,14 @@ def seconds_a_token(walks: Sequence[list[Round]], passes: Passes, budget: int, d
             packed_s = passes.packed(draft_length, budget, one.context)
             if one.came == "none" or (one.came == "reused" and listed_afresh):
                 packed_s += draft_s  # the worker has no draft behind this text yet
-            works.append(Work(passes.verify(one.draft_length + 1, one.context), draft_s, packed_s, one.came != "fresh"))
+            works.append(
+                Work(
+                    passes.verify(one.draft_length + 1, one.context),
+                    draft_s,
+                    packed_s,
+                    one.came != "fresh",
+                )
+            )
         seconds += pipeline(works, 0.0)[-1].ended
     return seconds / sum(one.num_committed for rounds in walks for one in rounds)
 
@@ -241,32 +277,54 @@ def summary(walks: Sequence[list[Round]]) -> dict[str, Any]:
     came = Counter(one.came for rounds in walks for one in rounds)
     count = sum(came.values())
     tokens = sum(one.num_committed for rounds in walks for one in rounds)
-    return {"tokens_a_round": round(tokens / count, 3)} | {name: round(share / count, 3) for name, share in sorted(came.items())}
+    return {"tokens_a_round": round(tokens / count, 3)} | {
+        name: round(share / count, 3) for name, share in sorted(came.items())
+    }
 
 
 def cases(budgets: Sequence[int], passes_ms: Sequence[float] | None) -> dict[str, Passes]:
     found: dict[str, Passes] = {
-        f"rows free, draft {share:g} of a verification": Given(1, 1, share, dict.fromkeys(budgets, share)) for share in SHARES
+        f"rows free, draft {share:g} of a verification": Given(
+            1, 1, share, dict.fromkeys(budgets, share)
+        )
+        for share in SHARES
     }
     for drafter in ("d3d-8b", "d3d-1.7b"):
-        found[f"2 H100, qwen3-8b, {drafter}, ms"] = RooflineCosts(MODELS["qwen3-8b"], MODELS[drafter], DEVICES["h100"], 2)
+        found[f"2 H100, qwen3-8b, {drafter}, ms"] = RooflineCosts(
+            MODELS["qwen3-8b"], MODELS[drafter], DEVICES["h100"], 2
+        )
     if passes_ms:
         one, several, drafting, *packing = (1e-3 * each for each in passes_ms)
-        found["as measured, ms"] = Given(one, several, drafting, dict(zip(budgets, packing, strict=True)))
+        found["as measured, ms"] = Given(
+            one, several, drafting, dict(zip(budgets, packing, strict=True))
+        )
     return found
 
 
-def report(answers: Sequence[Answer], draft_length: int, budgets: Sequence[int], passes_ms: Sequence[float] | None) -> dict[str, Any]:
+def report(
+    answers: Sequence[Answer],
+    draft_length: int,
+    budgets: Sequence[int],
+    passes_ms: Sequence[float] | None,
+) -> dict[str, Any]:
     """Misses, rounds and modelled times, by budget."""
     known = cases(budgets, passes_ms)
     found: dict[str, Any] = {}
     for budget in budgets:
-        walks = {policy: [walk(answer, policy, budget) for answer in answers] for policy in POLICIES}
+        walks = {
+            policy: [walk(answer, policy, budget) for answer in answers] for policy in POLICIES
+        }
         times = {
             name: {
                 policy: round(
                     (1e3 if name.endswith("ms") else 1)
-                    * seconds_a_token(walks[policy], passes, budget, draft_length, listed_afresh=policy.endswith("_listed")),
+                    * seconds_a_token(
+                        walks[policy],
+                        passes,
+                        budget,
+                        draft_length,
+                        listed_afresh=policy.endswith("_listed"),
+                    ),
                     4,
                 )
                 for policy in POLICIES
@@ -274,12 +332,18 @@ def report(answers: Sequence[Answer], draft_length: int, budgets: Sequence[int],
             for name, passes in known.items()
         }
         rounds = {policy: summary(walks[policy]) for policy in POLICIES}
-        found[str(budget)] = {"misses": misses(answers, budget), "rounds": rounds, "time_a_token": times}
+        found[str(budget)] = {
+            "misses": misses(answers, budget),
+            "rounds": rounds,
+            "time_a_token": times,
+        }
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--drafter")
@@ -290,17 +354,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args(arguments)
     if options.passes_ms and len(options.passes_ms) != 3 + len(options.budgets):
-        parser.error(f"--passes-ms: give {3 + len(options.budgets)} numbers, a packed pass for each budget")
+        parser.error(
+            f"--passes-ms: give {3 + len(options.budgets)} numbers, a packed pass for each budget"
+        )
 
     model = d3d.load(options.target, options.drafter, dtype=options.dtype, device="cpu")
     assert model.drafter is not None, "a target with a drafter is needed"
-    samples = [sample for sample in read_corpus(options.corpus)[: options.limit] if len(sample.answer_ids) > 1]
-    preparer, most = PackedDrafter(model.drafter.model, model.engine.vocab_size), max(options.budgets)
+    samples = [
+        sample
+        for sample in read_corpus(options.corpus)[: options.limit]
+        if len(sample.answer_ids) > 1
+    ]
+    preparer, most = (
+        PackedDrafter(model.drafter.model, model.engine.vocab_size),
+        max(options.budgets),
+    )
     length = options.draft_length
-    opened = [Answer(preparer.open(len(sample.token_ids) + length, most), sample, length, most) for sample in samples]
+    opened = [
+        Answer(preparer.open(len(sample.token_ids) + length, most), sample, length, most)
+        for sample in samples
+    ]
     found = report(opened, length, options.budgets, options.passes_ms)
-    settings = {"target": options.target, "corpus": options.corpus.name, "answers": len(opened), "draft_length": length}
-    print(json.dumps({"budgets": found, "settings": settings, "date": date.today().isoformat()}, indent=2))
+    settings = {
+        "target": options.target,
+        "corpus": options.corpus.name,
+        "answers": len(opened),
+        "draft_length": length,
+    }
+    print(
+        json.dumps(
+            {"budgets": found, "settings": settings, "date": date.today().isoformat()}, indent=2
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Fill the README's results from the files of runs: python benchmarks/readme_results.py [--results DIR] [--readme FILE]
+"""Fill the README's results from the files of runs: python benchmarks/readme_results.py [--results
+DIR] [--readme FILE]
 
-Of the runs `bench` (make bench), `identity` (d3d bench identity) and `qwen2.5-coder-1.5b`, those that are there.
-"""
+Of the runs `bench` (make bench), `identity` (d3d bench identity) and `qwen2.5-coder-1.5b`, those
+that are there."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
-from d3d.reports.published import beside_published, identity_line, replaced, summary
-from d3d.reports.run import load_run
+from d3d.lab.report.published import beside_published, identity_line, replaced, summary
+from d3d.lab.report.run import load_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,18 +21,30 @@ def block(results: Path) -> str:
     if (results / "bench" / "results.jsonl").is_file():
         parts.append(beside_published(load_run(results / "bench")))
     if (results / "identity" / "identity.json").is_file():
-        parts.append(identity_line(json.loads((results / "identity" / "identity.json").read_text(encoding="utf-8"))))
+        parts.append(
+            identity_line(
+                json.loads((results / "identity" / "identity.json").read_text(encoding="utf-8"))
+            )
+        )
     if (results / "qwen2.5-coder-1.5b" / "results.jsonl").is_file():
         parts.append(summary(load_run(results / "qwen2.5-coder-1.5b")))
-    return "\n".join(parts) or "Not measured yet: `make bench DATA=DIR`, then `python benchmarks/readme_results.py`."
+    return (
+        "\n".join(parts)
+        or "Not measured yet: `make bench DATA=DIR`, then `python benchmarks/readme_results.py`."
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
-    options.readme.write_text(replaced(options.readme.read_text(encoding="utf-8"), block(options.results)), encoding="utf-8")
+    options.readme.write_text(
+        replaced(options.readme.read_text(encoding="utf-8"), block(options.results)),
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

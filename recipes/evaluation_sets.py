@@ -2,11 +2,12 @@
 
 usage: python recipes/evaluation_sets.py DATA OUT
 
-DATA holds the public sets as their repositories publish them: gsm8k/test.jsonl (openai/grade-school-math), math500/test.jsonl
-(hkust-nlp/simpleRL-reason), aime25/aime25.jsonl (QwenLM/QwQ), humaneval/HumanEval.jsonl.gz (openai/human-eval), mbpp/mbpp.jsonl
-(google-research), livecodebench/livecodebench_release_v6_prompts.jsonl (deepseek-ai/DeepSpec), mt_bench/question.jsonl
-(lm-sys/FastChat). OUT is src/d3d/assets/evaluation_sets.npz. Hashes only: no text can be got back from it.
-"""
+DATA holds the public sets as their repositories publish them: gsm8k/test.jsonl
+(openai/grade-school-math), math500/test.jsonl (hkust-nlp/simpleRL-reason), aime25/aime25.jsonl
+(QwenLM/QwQ), humaneval/HumanEval.jsonl.gz (openai/human-eval), mbpp/mbpp.jsonl (google-research),
+livecodebench/livecodebench_release_v6_prompts.jsonl (deepseek-ai/DeepSpec), mt_bench/question.jsonl
+(lm-sys/FastChat). OUT is src/d3d/assets/evaluation_sets.npz. Hashes only: no text can be got back
+from it."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from d3d.training.evaluation_sets import SETS, fingerprint
-from d3d.training.formats import without_formats
+from d3d.train.evaluation_sets import SETS, fingerprint
+from d3d.train.formats import without_formats
 
 CANARY = "Seven invented herons count their own feathers twice a day, and nobody asks them why."
-"""No problem of anybody's: a test looks whether the file still fits the way in which texts are normalised."""
+"""No problem of anybody's: a test looks whether the file still fits the way in which texts are
+normalised."""
 
 
 def rows(path: Path) -> list[dict]:
@@ -30,7 +32,8 @@ def rows(path: Path) -> list[dict]:
 
 
 def function(task: dict) -> str:
-    """The function to write, without imports and helpers before it, which go first when people reformat a prompt."""
+    """The function to write, without imports and helpers before it, which go first when people
+    reformat a prompt."""
     return task["prompt"][task["prompt"].rindex(f"def {task['entry_point']}") :]
 
 
@@ -44,13 +47,25 @@ def main(data: Path, out: Path) -> None:
         "math500": [row["problem"] for row in rows(data / "math500/test.jsonl")],
         "aime25": [without_formats(row["prompt"]) for row in rows(data / "aime25/aime25.jsonl")],
         "humaneval": [function(row) for row in rows(data / "humaneval/HumanEval.jsonl.gz")],
-        "mbpp": [row["text"] for row in rows(data / "mbpp/mbpp.jsonl") if 11 <= row["task_id"] <= 510],
-        "livecodebench": [question(row) for row in rows(data / "livecodebench/livecodebench_release_v6_prompts.jsonl")],
+        "mbpp": [
+            row["text"] for row in rows(data / "mbpp/mbpp.jsonl") if 11 <= row["task_id"] <= 510
+        ],
+        "livecodebench": [
+            question(row)
+            for row in rows(data / "livecodebench/livecodebench_release_v6_prompts.jsonl")
+        ],
         "mt_bench": [row["turns"][0] for row in rows(data / "mt_bench/question.jsonl")],
     }
     assert problems.keys() == SETS.keys()
-    np.savez(out, canary=fingerprint([CANARY]), **{name: fingerprint(texts) for name, texts in problems.items()})
-    print(f"{out}: {out.stat().st_size} bytes,", ", ".join(f"{name} {len(texts)}" for name, texts in problems.items()))
+    np.savez(
+        out,
+        canary=fingerprint([CANARY]),
+        **{name: fingerprint(texts) for name, texts in problems.items()},
+    )
+    print(
+        f"{out}: {out.stat().st_size} bytes,",
+        ", ".join(f"{name} {len(texts)}" for name, texts in problems.items()),
+    )
 
 
 if __name__ == "__main__":

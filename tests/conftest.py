@@ -6,19 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from d3d.core.errors import D3DError
+from d3d.errors import D3DError
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """Directory of the real SmolLM2-135M-Instruct, fetched and converted on first use; mark such tests `real_model`."""
-    from d3d.models.converted import converted_directory, is_converted
-    from d3d.models.download import fetch
-    from d3d.models.loading import resolve_model
-    from d3d.models.presets import PRESETS
+    """Directory of the real SmolLM2-135M-Instruct, fetched and converted on first use; mark such
+    tests `real_model`."""
+    from d3d.hub.converted import converted_directory, is_converted
+    from d3d.hub.download import fetch
+    from d3d.hub.loading import resolve_model
+    from d3d.hub.presets import PRESETS
 
     preset = PRESETS["smollm2-135m"]
-    if not is_converted(converted_directory(preset.target.stem, preset.target.sha256), preset.target.sha256):
+    if not is_converted(
+        converted_directory(preset.target.stem, preset.target.sha256), preset.target.sha256
+    ):
         try:
             fetch(preset)
         except D3DError as error:

@@ -14,11 +14,11 @@ import torch
 
 import d3d
 from d3d.api import Model
-from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.core.types import RoundStats
 from d3d.decoding.results import HOPELESS_ROUNDS, Settings, speculation
 from d3d.drafting.fused_budget import BUDGETS
-from d3d.models.checkpoint import save_drafter
+from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.hub.checkpoint import save_drafter
 from support.tiny_model import open_tiny, random_drafter
 
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
@@ -35,28 +35,48 @@ def plain_model(tiny_target: Path) -> Model:
     return d3d.load(str(tiny_target), device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("sampling", [{}, SEEDED, PENALTIES, SEEDED | PENALTIES], ids=["greedy", "seeded", "penalties", "all"])
-@pytest.mark.parametrize("drafting", [{}, {"draft_length": 1}, {"draft_length": 6, "num_denoise_steps": 3}], ids=str)
-def test_modes_give_equal_ids_and_text(model: Model, sampling: dict[str, Any], drafting: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, SEEDED, PENALTIES, SEEDED | PENALTIES],
+    ids=["greedy", "seeded", "penalties", "all"],
+)
+@pytest.mark.parametrize(
+    "drafting", [{}, {"draft_length": 1}, {"draft_length": 6, "num_denoise_steps": 3}], ids=str
+)
+def test_modes_give_equal_ids_and_text(
+    model: Model, sampling: dict[str, Any], drafting: dict[str, int]
+) -> None:
     plain = model.generate("how are you?", mode="plain", max_tokens=40, **sampling)
     serial = model.generate("how are you?", mode="serial", max_tokens=40, **drafting, **sampling)
     assert serial.token_ids == plain.token_ids
     assert serial.text == plain.text
     assert serial.finish_reason == plain.finish_reason
     assert serial.speculation is not None
-    assert serial.speculation.rounds < len(serial.token_ids) - 1, "the anchor's row is the target's own, so something is kept"
+    assert serial.speculation.rounds < len(serial.token_ids) - 1, (
+        "the anchor's row is the target's own, so something is kept"
+    )
 
 
-@pytest.mark.parametrize("sampling", [{}, SEEDED, PENALTIES, SEEDED | PENALTIES], ids=["greedy", "seeded", "penalties", "all"])
-@pytest.mark.parametrize("drafting", [{}, {"draft_length": 1}, {"draft_length": 5, "rows": 20}, {"rows": 2}], ids=str)
-def test_fused_mode_gives_plains_answer(model: Model, sampling: dict[str, Any], drafting: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, SEEDED, PENALTIES, SEEDED | PENALTIES],
+    ids=["greedy", "seeded", "penalties", "all"],
+)
+@pytest.mark.parametrize(
+    "drafting", [{}, {"draft_length": 1}, {"draft_length": 5, "rows": 20}, {"rows": 2}], ids=str
+)
+def test_fused_mode_gives_plains_answer(
+    model: Model, sampling: dict[str, Any], drafting: dict[str, int]
+) -> None:
     asked: dict[str, Any] = {"max_tokens": 40, "logprobs": 2, "stop": ("zz",), **sampling}
     plain = model.generate("how are you?", mode="plain", **asked)
     fused = model.generate("how are you?", mode="fused", **drafting, **asked)
     assert fused.token_ids == plain.token_ids
     assert fused.text == plain.text
     assert fused.finish_reason == plain.finish_reason
-    assert [entry.token_id for entry in fused.logprobs] == [entry.token_id for entry in plain.logprobs]
+    assert [entry.token_id for entry in fused.logprobs] == [
+        entry.token_id for entry in plain.logprobs
+    ]
     for one, other in zip(fused.logprobs, plain.logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
     assert fused.speculation is not None
@@ -65,7 +85,9 @@ def test_fused_mode_gives_plains_answer(model: Model, sampling: dict[str, Any], 
     assert fused.speculation.to_dict()["undrafted_rounds"] == fused.speculation.undrafted_rounds
 
 
-def test_the_budget_of_rows_is_measured_once_where_no_preset_names_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_rows_is_measured_once_where_no_preset_names_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budgets = [model.fused_rows]
     monkeypatch.setattr("d3d.api.best_rows", lambda *_: pytest.fail("measured again"))
     model.generate("hello", mode="fused", max_tokens=4)
@@ -76,8 +98,14 @@ def test_the_budget_of_rows_is_measured_once_where_no_preset_names_it(model: Mod
 def test_another_seed_gives_another_answer_and_a_drawn_seed_repeats_it(model: Model) -> None:
     first = model.generate("hello", temperature=1.0, max_tokens=24)
     assert first.seed is not None
-    assert model.generate("hello", temperature=1.0, max_tokens=24, seed=first.seed).token_ids == first.token_ids
-    assert model.generate("hello", temperature=1.0, max_tokens=24, seed=first.seed + 1).token_ids != first.token_ids
+    assert (
+        model.generate("hello", temperature=1.0, max_tokens=24, seed=first.seed).token_ids
+        == first.token_ids
+    )
+    assert (
+        model.generate("hello", temperature=1.0, max_tokens=24, seed=first.seed + 1).token_ids
+        != first.token_ids
+    )
 
 
 def test_a_greedy_answer_has_no_seed(model: Model) -> None:
@@ -92,12 +120,16 @@ def test_chunks_join_to_the_result(model: Model, mode: str) -> None:
     assert all(chunk.result is None for chunk in chunks[:-1])
     assert "".join(chunk.text for chunk in chunks) == result.text
     assert tuple(token_id for chunk in chunks for token_id in chunk.token_ids) == result.token_ids
-    drafted = [place < chunk.num_accepted for chunk in chunks for place in range(len(chunk.token_ids))]
+    drafted = [
+        place < chunk.num_accepted for chunk in chunks for place in range(len(chunk.token_ids))
+    ]
     assert tuple(drafted) == result.drafted
     assert len(chunks[0].token_ids) == 1, "the first token comes at once"
 
 
-def test_the_default_mode_is_serial_with_a_drafter_and_plain_without(model: Model, plain_model: Model) -> None:
+def test_the_default_mode_is_serial_with_a_drafter_and_plain_without(
+    model: Model, plain_model: Model
+) -> None:
     with_drafter = model.generate("hello", max_tokens=4)
     assert with_drafter.speculation is not None
     assert with_drafter.speculation.mode == "serial"
@@ -112,7 +144,10 @@ def test_result_is_typed_and_has_the_documented_shape(model: Model) -> None:
     result = model.generate("hello", max_tokens=20)
     record = json.loads(json.dumps(result.to_dict()))
     assert record.keys() == {"text", "token_ids", "finish_reason", "usage", "timing", "speculation"}
-    assert record["usage"] == {"prompt_tokens": len(model.encode("hello")), "completion_tokens": len(result.token_ids)}
+    assert record["usage"] == {
+        "prompt_tokens": len(model.encode("hello")),
+        "completion_tokens": len(result.token_ids),
+    }
     assert record["timing"].keys() == {"ttft_s", "tpot_s", "tokens_per_s"}
     assert record["speculation"].keys() == {
         "mode",
@@ -128,7 +163,13 @@ def test_result_is_typed_and_has_the_documented_shape(model: Model) -> None:
 
 
 def test_what_was_asked_for_besides_is_in_the_record_too(model: Model) -> None:
-    record = json.loads(json.dumps(model.generate("hello", max_tokens=3, temperature=1.0, seed=4, logprobs=2, thinking=False).to_dict()))
+    record = json.loads(
+        json.dumps(
+            model.generate(
+                "hello", max_tokens=3, temperature=1.0, seed=4, logprobs=2, thinking=False
+            ).to_dict()
+        )
+    )
     assert record["seed"] == 4
     assert record["thinking"] is False
     assert [entry["token_id"] for entry in record["logprobs"]] == record["token_ids"]
@@ -149,16 +190,27 @@ def test_figures_of_rounds_add_up(model: Model) -> None:
     result = model.generate("how much is two and two?", max_tokens=60, draft_length=4)
     spec = result.speculation
     assert spec is not None
-    assert spec.acceptance_length == pytest.approx((len(result.token_ids) - 1) / spec.rounds), "the first token belongs to no round"
+    assert spec.acceptance_length == pytest.approx((len(result.token_ids) - 1) / spec.rounds), (
+        "the first token belongs to no round"
+    )
     assert len(spec.num_accepted_histogram) == 5
     assert len(spec.acceptance_at) == 4
     assert sum(spec.num_accepted_histogram) == spec.rounds
-    assert sum(result.drafted) == sum(kept * count for kept, count in enumerate(spec.num_accepted_histogram))
-    assert spec.acceptance_at == tuple(sum(spec.num_accepted_histogram[j:]) / spec.rounds for j in range(1, 5))
+    assert sum(result.drafted) == sum(
+        kept * count for kept, count in enumerate(spec.num_accepted_histogram)
+    )
+    assert spec.acceptance_at == tuple(
+        sum(spec.num_accepted_histogram[j:]) / spec.rounds for j in range(1, 5)
+    )
 
 
 def test_rates_count_what_was_really_drafted() -> None:
-    rounds = [RoundStats(4, 4, 5, 0, 0), RoundStats(4, 1, 2, 0, 0), RoundStats(2, 0, 1, 0, 0), RoundStats(0, 0, 1, 0, 0)]
+    rounds = [
+        RoundStats(4, 4, 5, 0, 0),
+        RoundStats(4, 1, 2, 0, 0),
+        RoundStats(2, 0, 1, 0, 0),
+        RoundStats(0, 0, 1, 0, 0),
+    ]
     spec = speculation(Settings("serial", 4), rounds)
     assert spec.acceptance_rate == 5 / 10
     assert spec.acceptance_length == 9 / 4
@@ -212,10 +264,16 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
         ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000"),
         ({"stop_token_ids": (5000,)}, "stop_token_ids: token id 5000"),
         ({"mode": "turbo"}, "mode: 'turbo' is not one of plain, serial, fused"),
-        ({"draft_length": 7}, "draft length: 7 is not within 1 and the most that the drafter can draft, 6"),
+        (
+            {"draft_length": 7},
+            "draft length: 7 is not within 1 and the most that the drafter can draft, 6",
+        ),
         ({"draft_length": 0}, "draft length: 0"),
         ({"num_denoise_steps": 0}, "denoise steps: 0"),
-        ({"num_denoise_steps": 5, "draft_length": 4}, "denoise steps: 5 is not within 1 and the draft length, 4"),
+        (
+            {"num_denoise_steps": 5, "draft_length": 4},
+            "denoise steps: 5 is not within 1 and the draft length, 4",
+        ),
         ({"mode": "plain", "draft_length": 4}, "draft length: plain mode drafts nothing"),
         ({"mode": "plain", "num_denoise_steps": 1}, "denoise steps: plain mode has none"),
         ({"mode": "async", "lookup": 2}, "lookup: async mode looks nothing up"),
@@ -233,12 +291,17 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
         ({"mode": "fused", "num_denoise_steps": 1}, "denoise steps: fused mode has none"),
         ({"mode": "serial", "rows": 8}, "rows: serial mode has no budget of rows"),
         ({"mode": "fused", "rows": 1}, "rows: 1 leaves no room for a slot"),
-        ({"mode": "fused", "draft_length": 6}, "draft length: 6 is not within 1 and the most that the drafter can draft, 5"),
+        (
+            {"mode": "fused", "draft_length": 6},
+            "draft length: 6 is not within 1 and the most that the drafter can draft, 5",
+        ),
         ({"raw": True, "thinking": True}, "thinking"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_an_impossible_request_is_refused_by_name_before_anything_runs(model: Model, options: dict[str, Any], names: str) -> None:
+def test_an_impossible_request_is_refused_by_name_before_anything_runs(
+    model: Model, options: dict[str, Any], names: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         model.stream("hello", **options)
     assert str(caught.value).startswith(names)
@@ -256,7 +319,10 @@ def test_an_impossible_request_is_refused_by_name_before_anything_runs(model: Mo
         ([1, 99999], "prompt: token id 99999"),
         ([{"role": "user", "content": None}], "message 1"),
         ([{"role": "user", "content": "a"}, {"content": "b"}], "message 2"),
-        (list(range(3, 250)) * 2, "prompt: 494 tokens leave no room for an answer in a context of 256"),
+        (
+            list(range(3, 250)) * 2,
+            "prompt: 494 tokens leave no room for an answer in a context of 256",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -296,13 +362,18 @@ def test_prompts_of_every_kind(model: Model) -> None:
     assert model.encode(ids) == ids
     assert model.encode("hello", raw=True) == model.tokenizer.encode("hello")
     assert model.encode(" ", raw=True), "white space is text where the prompt is taken as it is"
-    system = model.encode([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}])
+    system = model.encode(
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    )
     assert model.tokenizer.decode(system).startswith("<|im_start|>system\nbe brief<|im_end|>")
 
 
 def test_thinking_reaches_the_template_and_the_result(model: Model) -> None:
     ends = {
-        switch: model.tokenizer.decode(model.encode("hello", thinking=switch)).split("assistant\n")[1] for switch in (None, True, False)
+        switch: model.tokenizer.decode(model.encode("hello", thinking=switch)).split("assistant\n")[
+            1
+        ]
+        for switch in (None, True, False)
     }
     assert ends == {None: "", True: "<think>", False: "<think></think>"}
     assert model.generate("hello", thinking=True, max_tokens=1).thinking is True
@@ -321,13 +392,19 @@ def test_a_model_without_a_template_wants_raw_prompts(tiny_target: Path, tmp_pat
     assert bare.generate("hello", raw=True, max_tokens=2).usage.completion_tokens == 2
 
 
-def test_a_template_that_refuses_gives_its_own_reason(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.tokenizer, "chat_template", "{{ raise_exception('no system role here') }}")
+def test_a_template_that_refuses_gives_its_own_reason(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        model.tokenizer, "chat_template", "{{ raise_exception('no system role here') }}"
+    )
     with pytest.raises(InvalidRequest, match="no system role here"):
         model.encode("hello")
 
 
-def test_a_drafter_that_fails_gives_the_same_answer_and_a_warning(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_fails_gives_the_same_answer_and_a_warning(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no [bold] memory")
 
@@ -358,17 +435,29 @@ print(sorted({'torch', 'transformers'} & sys.modules.keys()))
 d3d.load
 print('torch' in sys.modules)
 """
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert output.split("\n")[:2] == ["[]", "True"]
     with pytest.raises(AttributeError, match="nonsense"):
         _ = d3d.nonsense  # type: ignore[attr-defined]
 
 
-def test_drafters_of_other_draft_ids_have_other_fingerprints(tiny_target: Path, tmp_path: Path) -> None:
+def test_drafters_of_other_draft_ids_have_other_fingerprints(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     base, found = open_tiny(tiny_target), []
-    for name, ids in (("one", range(7, 247, 6)), ("again", range(7, 247, 6)), ("other", range(8, 248, 6))):
+    for name, ids in (
+        ("one", range(7, 247, 6)),
+        ("again", range(7, 247, 6)),
+        ("other", range(8, 248, 6)),
+    ):
         drafter = random_drafter(base, draft_vocabulary=40)
         drafter.set_draft_ids(torch.tensor(ids))
         save_drafter(tmp_path / name, drafter, base)
-        found.append(d3d.load(str(tiny_target), tmp_path / name, device="cpu", dtype="float32").drafter_fingerprint)
+        found.append(
+            d3d.load(
+                str(tiny_target), tmp_path / name, device="cpu", dtype="float32"
+            ).drafter_fingerprint
+        )
     assert found[0] == found[1] != found[2]

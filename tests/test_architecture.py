@@ -8,4 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_imports_run_downwards_only() -> None:
-    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=None) == EXIT_STATUS_SUCCESS
+    assert (
+        lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=None)
+        == EXIT_STATUS_SUCCESS
+    )

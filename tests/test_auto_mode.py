@@ -10,8 +10,8 @@ import pytest
 
 import d3d
 from d3d.api import Model
-from d3d.core.errors import InvalidRequest
 from d3d.decoding.mode_choice import PLAIN_ROUNDS
+from d3d.errors import InvalidRequest
 from support.command import d3d as command
 from support.tiny_model import write_tiny_drafter
 
@@ -24,8 +24,14 @@ def model(tiny_target: Path, tiny_drafter: Path) -> Model:
     return d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 11, "repetition_penalty": 1.2}], ids=["greedy", "sampled"])
-def test_the_answer_is_plains_and_the_record_says_what_was_chosen(sampling: dict[str, Any], model: Model) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.9, "seed": 11, "repetition_penalty": 1.2}],
+    ids=["greedy", "sampled"],
+)
+def test_the_answer_is_plains_and_the_record_says_what_was_chosen(
+    sampling: dict[str, Any], model: Model
+) -> None:
     plain = model.generate(PROMPT, mode="plain", **LONG, **sampling)
     for _ in range(2):
         result = model.generate(PROMPT, mode="auto", **LONG, **sampling)
@@ -39,7 +45,9 @@ def test_the_answer_is_plains_and_the_record_says_what_was_chosen(sampling: dict
     assert record["auto"]["rounds"].get("plain", 0) < 60
 
 
-def test_the_first_rounds_are_plain_until_something_is_known(tiny_target: Path, tiny_drafter: Path) -> None:
+def test_the_first_rounds_are_plain_until_something_is_known(
+    tiny_target: Path, tiny_drafter: Path
+) -> None:
     fresh = d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
     first = fresh.generate(PROMPT, mode="auto", **LONG)
     assert [stats.draft_length for stats in first.rounds[:PLAIN_ROUNDS]] == [0] * PLAIN_ROUNDS
@@ -56,8 +64,15 @@ def test_without_a_drafter_it_is_plain_and_says_why(tiny_target: Path) -> None:
         bare.generate(PROMPT, mode="auto", draft_length=4)
 
 
-def test_a_drafter_with_weights_of_its_own_leaves_fused_mode_out(tiny_target: Path, tmp_path: Path) -> None:
-    own = d3d.load(str(tiny_target), write_tiny_drafter(tmp_path / "own", tiny_target, scope=None), device="cpu", dtype="float32")
+def test_a_drafter_with_weights_of_its_own_leaves_fused_mode_out(
+    tiny_target: Path, tmp_path: Path
+) -> None:
+    own = d3d.load(
+        str(tiny_target),
+        write_tiny_drafter(tmp_path / "own", tiny_target, scope=None),
+        device="cpu",
+        dtype="float32",
+    )
     result = own.generate(PROMPT, mode="auto", **LONG)
     assert result.token_ids == own.generate(PROMPT, mode="plain", **LONG).token_ids
     assert "deltas at slots only" in result.to_dict()["speculation"]["auto"]["left_out"]["fused"]
@@ -69,7 +84,9 @@ def test_a_named_placement_makes_async_mode_a_candidate(model: Model) -> None:
     plain = model.generate(PROMPT, mode="plain", max_tokens=120, ignore_eos=True)
     try:
         for _ in range(3):
-            result = model.generate(PROMPT, mode="auto", placement="thread", outcomes=2, max_tokens=120, ignore_eos=True)
+            result = model.generate(
+                PROMPT, mode="auto", placement="thread", outcomes=2, max_tokens=120, ignore_eos=True
+            )
             assert result.token_ids == plain.token_ids
             assert "async" not in result.to_dict()["speculation"]["auto"]["left_out"]
     finally:
@@ -91,14 +108,38 @@ def test_what_is_out_of_range_is_refused(options: dict[str, Any], words: str, mo
         model.stream(PROMPT, mode="auto", **options)
 
 
-def test_the_command_has_a_line_for_people_and_one_for_programs(tiny_target: Path, tiny_drafter: Path) -> None:
-    given = ("generate", "--prompt", PROMPT, "--target", tiny_target, "--drafter", tiny_drafter, "--dtype", "float32", "--device", "cpu")
+def test_the_command_has_a_line_for_people_and_one_for_programs(
+    tiny_target: Path, tiny_drafter: Path
+) -> None:
+    given = (
+        "generate",
+        "--prompt",
+        PROMPT,
+        "--target",
+        tiny_target,
+        "--drafter",
+        tiny_drafter,
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    )
     outcome = command(*given, "--mode", "auto", "--json", "--max-tokens", 40)
     assert outcome.code == 0, outcome.err
     assert f"auto chose {outcome.record['speculation']['auto']['mode']}" in outcome.err
     assert "\nauto: " in outcome.err
     chat = command("chat", *given[3:], "--mode", "auto", stdin="hello\n")
     assert "auto: " in chat.err
-    fast = command("chat", *given[3:], "--mode", "async", "--placement", "thread", "--outcomes", 2, stdin="hello\n")
+    fast = command(
+        "chat",
+        *given[3:],
+        "--mode",
+        "async",
+        "--placement",
+        "thread",
+        "--outcomes",
+        2,
+        stdin="hello\n",
+    )
     assert fast.code == 0, fast.err
     assert "speculation: async" in fast.err

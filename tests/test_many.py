@@ -10,7 +10,7 @@ import pytest
 
 import d3d
 from d3d.api import Model
-from d3d.core.errors import InvalidRequest
+from d3d.errors import InvalidRequest
 
 PROMPTS: list[Any] = [
     "hello",
@@ -39,14 +39,20 @@ def model(tiny_target: Path, tiny_drafter: Path) -> Iterator[Model]:
 
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", ["plain", "serial", "fused", "async"])
-def test_each_answer_is_what_generate_gives(mode: str, sampling: dict[str, Any], model: Model) -> None:
+def test_each_answer_is_what_generate_gives(
+    mode: str, sampling: dict[str, Any], model: Model
+) -> None:
     options: dict[str, Any] = {"mode": mode, **SHARED, **sampling}
     together = model.generate_many(PROMPTS, max_batch=2, per_prompt=PER_PROMPT, **options)
     assert len(together) == len(PROMPTS)
     for result, prompt, own in zip(together, PROMPTS, PER_PROMPT, strict=True):
         alone = model.generate(prompt, **{**options, **own, "mode": "plain"})
         assert result.token_ids == alone.token_ids
-        assert (result.text, result.finish_reason, result.seed) == (alone.text, alone.finish_reason, alone.seed)
+        assert (result.text, result.finish_reason, result.seed) == (
+            alone.text,
+            alone.finish_reason,
+            alone.seed,
+        )
         assert result.usage == alone.usage
         assert (result.speculation is None) == (mode == "plain")
         if result.speculation is not None:
@@ -57,7 +63,10 @@ def test_each_answer_is_what_generate_gives(mode: str, sampling: dict[str, Any],
 
 def test_the_options_of_a_mode_are_for_all(model: Model) -> None:
     together = model.generate_many(["hello", "why?"], mode="serial", draft_length=3, max_tokens=12)
-    assert all(result.speculation is not None and result.speculation.draft_length == 3 for result in together)
+    assert all(
+        result.speculation is not None and result.speculation.draft_length == 3
+        for result in together
+    )
     assert together[0].token_ids == model.generate("hello", mode="plain", max_tokens=12).token_ids
 
 
@@ -65,7 +74,12 @@ def test_pieces_come_as_they_are_made_and_join_to_the_results(model: Model) -> N
     texts = [""] * 3
     results: dict[int, Any] = {}
     begun: list[int] = []
-    for index, chunk in model.stream_many(["hello", "why?", "how are you?"], max_batch=2, per_prompt=[{"max_tokens": 4}, {}, {}], **SHARED):
+    for index, chunk in model.stream_many(
+        ["hello", "why?", "how are you?"],
+        max_batch=2,
+        per_prompt=[{"max_tokens": 4}, {}, {}],
+        **SHARED,
+    ):
         if index not in begun:
             begun.append(index)
             assert len(chunk.token_ids) == 1, "the first token of each comes at once"
@@ -94,12 +108,24 @@ def test_no_prompts_are_no_answers(model: Model) -> None:
         (["hello", list(range(3, 250)) * 2], {}, "prompts[1]: 494 tokens leave no room"),
         (["hello", "why?"], {"per_prompt": [{}]}, "per_prompt: it has 1 entries for 2 prompts"),
         (["hello", "why?"], {"per_prompt": [{}, {"temperature": -1}]}, "prompts[1]: temperature"),
-        (["hello", "why?"], {"per_prompt": [{}, {"draft_length": 2}]}, "prompts[1]: draft_length: there is no such parameter"),
+        (
+            ["hello", "why?"],
+            {"per_prompt": [{}, {"draft_length": 2}]},
+            "prompts[1]: draft_length: there is no such parameter",
+        ),
         (["hello"], {"temprature": 1.0}, "prompts[0]: temprature: there is no such parameter"),
         (["hello"], {"max_batch": 0}, "max_batch: 0 is not a whole number of 1 or more"),
         (["hello"], {"max_batch": 2.5}, "max_batch: 2.5"),
-        (["hello"], {"mode": "turbo"}, "mode: 'turbo' is not one of those for several requests at once: plain, serial, fused, async"),
-        (["hello"], {"mode": "plain", "draft_length": 2}, "draft length: plain mode drafts nothing"),
+        (
+            ["hello"],
+            {"mode": "turbo"},
+            "mode: 'turbo' is not one of those for several requests at once: plain, serial, fused, async",
+        ),
+        (
+            ["hello"],
+            {"mode": "plain", "draft_length": 2},
+            "draft length: plain mode drafts nothing",
+        ),
         (["hello"], {"draft_length": 7}, "draft length: 7"),
     ],
     ids=str,
@@ -107,7 +133,9 @@ def test_no_prompts_are_no_answers(model: Model) -> None:
 def test_what_can_not_be_is_refused_by_name_before_anything_runs(
     prompts: Any, options: dict[str, Any], words: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d3d.models.transformer.Transformer.hidden", lambda *_: pytest.fail("something was computed"))
+    monkeypatch.setattr(
+        "d3d.model.transformer.Transformer.hidden", lambda *_: pytest.fail("something was computed")
+    )
     with pytest.raises(InvalidRequest) as caught:
         model.stream_many(prompts, **options)
     assert str(caught.value).startswith(words)

@@ -43,7 +43,10 @@ def test_each_file_that_it_names_exists() -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
     packages = re.findall(r"^ {6}([a-z_]+(?:/|\.py))", README, re.MULTILINE)
     assert len(packages) >= 10
-    for path in [*(ROOT / link for link in links), *(ROOT / "src" / "d3d" / package for package in packages)]:
+    for path in [
+        *(ROOT / link for link in links),
+        *(ROOT / "src" / "d3d" / package for package in packages),
+    ]:
         assert path.exists(), path
 
 

@@ -10,8 +10,8 @@ import pytest
 import d3d
 from d3d.drafting.fused import FusedEngine
 from d3d.drafting.fused_plan import FusedPlan
-from d3d.models.checkpoint import read_config
-from d3d.models.preset_file import read_preset
+from d3d.hub.checkpoint import read_config
+from d3d.hub.preset_file import read_preset
 
 pytestmark = pytest.mark.real_model
 
@@ -27,15 +27,21 @@ def model(smollm2: Path) -> d3d.Model:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.95, "repetition_penalty": 1.1}])
-def test_serial_and_fused_ids_equal_plain_ids(model: d3d.Model, prompt: str, sampling: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.95, "repetition_penalty": 1.1}]
+)
+def test_serial_and_fused_ids_equal_plain_ids(
+    model: d3d.Model, prompt: str, sampling: dict[str, float]
+) -> None:
     plain = model.generate(prompt, mode="plain", max_tokens=48, **sampling)
     for mode in ("serial", "fused"):
         drafted = model.generate(prompt, mode=mode, max_tokens=48, **sampling)
         assert drafted.token_ids == plain.token_ids
         assert drafted.text == plain.text
         assert drafted.speculation is not None
-        assert drafted.speculation.rounds < len(drafted.token_ids) - 1, "nothing that was drafted was ever kept"
+        assert drafted.speculation.rounds < len(drafted.token_ids) - 1, (
+            "nothing that was drafted was ever kept"
+        )
 
 
 def test_clean_rows_of_a_fused_pass_are_those_of_a_plain_pass(model: d3d.Model) -> None:
@@ -60,26 +66,38 @@ def test_the_shipped_drafter_is_worth_its_pass(model: d3d.Model) -> None:
 
 def test_the_shipped_drafter_shares_the_targets_weights(model: d3d.Model) -> None:
     assert model.drafter is not None
-    assert model.drafter.model.transformer.embedding.data_ptr() == model.target.transformer.embedding.data_ptr()
+    assert (
+        model.drafter.model.transformer.embedding.data_ptr()
+        == model.target.transformer.embedding.data_ptr()
+    )
 
 
 def test_the_shipped_drafter_is_small_and_says_where_it_comes_from(smollm2: Path) -> None:
-    from d3d.models.presets import PRESETS
+    from d3d.hub.presets import PRESETS
 
     directory = PRESETS["smollm2-135m"].drafter_directory()
     assert sum(file.stat().st_size for file in directory.iterdir()) <= 24 * 2**20
     assert read_config(directory).base.source == "smollm2-135m"
     assert "Apache-2.0" in (directory / "NOTICE.md").read_text()
-    assert {"data", "command", "commit", "measured"} <= json.loads((directory / "provenance.json").read_text()).keys()
+    assert {"data", "command", "commit", "measured"} <= json.loads(
+        (directory / "provenance.json").read_text()
+    ).keys()
 
 
 def test_the_answer_makes_sense(model: d3d.Model) -> None:
-    assert "Paris" in model.generate("What is the capital of France?", mode="plain", max_tokens=24).text
+    assert (
+        "Paris"
+        in model.generate("What is the capital of France?", mode="plain", max_tokens=24).text
+    )
 
 
-@pytest.mark.parametrize(("name", "anchor_slot"), [("smollm2-135m-fast", True), ("smollm2-135m-fused", False)])
-def test_a_thinned_preset_is_small_and_says_where_it_comes_from(smollm2: Path, name: str, anchor_slot: bool) -> None:
-    from d3d.models.loading import resolve_drafter
+@pytest.mark.parametrize(
+    ("name", "anchor_slot"), [("smollm2-135m-fast", True), ("smollm2-135m-fused", False)]
+)
+def test_a_thinned_preset_is_small_and_says_where_it_comes_from(
+    smollm2: Path, name: str, anchor_slot: bool
+) -> None:
+    from d3d.hub.loading import resolve_drafter
 
     directory = resolve_drafter(name)
     assert sum(file.stat().st_size for file in directory.iterdir()) <= 24 * 2**20
@@ -89,20 +107,32 @@ def test_a_thinned_preset_is_small_and_says_where_it_comes_from(smollm2: Path, n
     assert config.drafter.slot_layers is not None
     assert len(config.drafter.slot_layers) < len(config.drafter.kept_layers)
     assert "Apache-2.0" in (directory / "NOTICE.md").read_text()
-    assert {"data", "command", "commit", "measured"} <= json.loads((directory / "provenance.json").read_text()).keys()
+    assert {"data", "command", "commit", "measured"} <= json.loads(
+        (directory / "provenance.json").read_text()
+    ).keys()
 
 
 def test_the_fast_preset_was_tuned_with_the_drafter_that_it_brings(smollm2: Path) -> None:
     tuned = read_preset("smollm2-135m-fast").tuned
     assert tuned is not None
-    assert d3d.load("smollm2-135m-fast", dtype="bfloat16").drafter_fingerprint == tuned.drafter_fingerprint
+    assert (
+        d3d.load("smollm2-135m-fast", dtype="bfloat16").drafter_fingerprint
+        == tuned.drafter_fingerprint
+    )
 
 
-@pytest.mark.parametrize(("name", "mode", "tokens_a_round"), [("smollm2-135m-fast", "serial", 2), ("smollm2-135m-fused", "fused", 1.5)])
-def test_a_thinned_preset_gives_the_targets_own_ids_in_fewer_passes(smollm2: Path, name: str, mode: str, tokens_a_round: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode", "tokens_a_round"),
+    [("smollm2-135m-fast", "serial", 2), ("smollm2-135m-fused", "fused", 1.5)],
+)
+def test_a_thinned_preset_gives_the_targets_own_ids_in_fewer_passes(
+    smollm2: Path, name: str, mode: str, tokens_a_round: float
+) -> None:
     thinned = d3d.load(name, dtype="float32")
     question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
-    plain, drafted = (thinned.generate(question, mode=way, max_tokens=48) for way in ("plain", None))
+    plain, drafted = (
+        thinned.generate(question, mode=way, max_tokens=48) for way in ("plain", None)
+    )
     assert drafted.token_ids == plain.token_ids
     assert drafted.speculation is not None
     assert drafted.speculation.mode == mode

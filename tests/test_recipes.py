@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from d3d.training.config import read_run_config
+from d3d.train.config import read_run_config
 from support.command import d3d
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -29,10 +29,14 @@ def test_it_loads(file: Path) -> None:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_it_is_planned_from_the_models_configs_alone(name: str) -> None:
     (file,) = [file for file in CONFIGS if file.stem == name]
-    outcome = d3d("train", "--config", file, "--dry-run", "--processes", 8, "--tflops", 250, "--device", "cpu")
+    outcome = d3d(
+        "train", "--config", file, "--dry-run", "--processes", 8, "--tflops", 250, "--device", "cpu"
+    )
     assert outcome.code == 0, outcome.err
     lines = dict(line.split("  ", 1) for line in outcome.out.splitlines())
-    trainable, frozen = (float(part.split()[0].replace(",", "")) for part in lines["parameters"].rsplit(", ", 1))
+    trainable, frozen = (
+        float(part.split()[0].replace(",", "")) for part in lines["parameters"].rsplit(", ", 1)
+    )
     assert trainable == pytest.approx(PARAMETERS[name][0], rel=0.01)
     assert frozen == pytest.approx(PARAMETERS[name][1], rel=0.01)
     assert "no corpus given" in lines["corpus"]
@@ -43,9 +47,14 @@ def test_it_is_planned_from_the_models_configs_alone(name: str) -> None:
 def test_the_target_of_32b_has_32_billion_parameters() -> None:
     import torch
 
-    from d3d.models.loading import load_config
-    from d3d.training.work import blank_transformer
+    from d3d.hub.loading import load_config
+    from d3d.train.work import blank_transformer
 
-    for name, count in (("qwen3/models/qwen3-32b", 32.8e9), ("qwen2.5-coder/models/qwen2.5-coder-1.5b", 1.54e9)):
+    for name, count in (
+        ("qwen3/models/qwen3-32b", 32.8e9),
+        ("qwen2.5-coder/models/qwen2.5-coder-1.5b", 1.54e9),
+    ):
         model = blank_transformer(load_config(RECIPES / name), torch.bfloat16)
-        assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(count, rel=0.01)
+        assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(
+            count, rel=0.01
+        )

@@ -1,4 +1,5 @@
-"""docs/training.md: its table is the configuration, and its five-minute chain runs, on a tiny model."""
+"""docs/training.md: its table is the configuration, and its five-minute chain runs, on a tiny
+model."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from d3d.cli.app import app
-from d3d.training.config import DrafterSpec, RunConfig, TrainConfig
+from d3d.train.config import DrafterSpec, RunConfig, TrainConfig
 from support.command import d3d
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +28,10 @@ COMMANDS = re.findall(r"^ {4}d3d (.+)$", TRAIN, re.MULTILINE)
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    return {prefix + name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()}
+    return {
+        prefix + name: field.get_default(call_default_factory=True)
+        for name, field in model.model_fields.items()
+    }
 
 
 def test_the_table_has_every_key_with_its_default() -> None:
@@ -37,7 +41,9 @@ def test_the_table_has_every_key_with_its_default() -> None:
     del wanted["train.stages"]  # in words
     for name, default in wanted.items():
         shown = yaml.safe_load(ROWS[name].strip("`"))
-        assert shown == (default.model_dump(mode="json") if isinstance(default, BaseModel) else default), name
+        assert shown == (
+            default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        ), name
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -52,7 +58,14 @@ def test_the_five_minute_chain_on_a_tiny_model(tiny_target: Path, tmp_path: Path
     subprocess.run([sys.executable, recipe / "prompts.py", tmp_path / "five"], check=True)
     model = ("--target", tiny_target, "--dtype", "float32", "--device", "cpu")
     for corpus, prompts in (("corpus", "train"), ("heldout_answers", "heldout")):
-        given = ("--prompts", tmp_path / "five" / f"{prompts}.jsonl", "--max-tokens", 24, "--limit", 12)
+        given = (
+            "--prompts",
+            tmp_path / "five" / f"{prompts}.jsonl",
+            "--max-tokens",
+            24,
+            "--limit",
+            12,
+        )
         assert d3d("data", tmp_path / "five" / f"{corpus}.jsonl", *given, *model).code == 0
     settings = yaml.safe_load((recipe / "train.yaml").read_text())
     settings["train"] |= {"steps": 60, "max_length": 250}
@@ -60,10 +73,31 @@ def test_the_five_minute_chain_on_a_tiny_model(tiny_target: Path, tmp_path: Path
     run = tmp_path / "five" / "run"
     held_out = tmp_path / "five" / "heldout_answers.jsonl"
     # a random model's answers have nothing in common, so it is measured on what it has learnt
-    outcome = d3d("train", tmp_path / "five" / "corpus.jsonl", run, "--held-out", held_out, "--config", tmp_path / "train.yaml", *model)
+    outcome = d3d(
+        "train",
+        tmp_path / "five" / "corpus.jsonl",
+        run,
+        "--held-out",
+        held_out,
+        "--config",
+        tmp_path / "train.yaml",
+        *model,
+    )
     assert outcome.code == 0, outcome.err
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 20, 40, 60]
     assert rows[-1]["acceptance_length"] > rows[0]["acceptance_length"], rows
-    drafted = d3d("generate", *model, "--drafter", run / "best", "--prompt", "hello", "--mode", "serial", "--max-tokens", 16, "--json")
+    drafted = d3d(
+        "generate",
+        *model,
+        "--drafter",
+        run / "best",
+        "--prompt",
+        "hello",
+        "--mode",
+        "serial",
+        "--max-tokens",
+        16,
+        "--json",
+    )
     assert drafted.record["speculation"]["acceptance_length"] >= 1

@@ -1,9 +1,11 @@
-"""Draws what the training experiments measured: acceptance length of each, and of a long run against slots seen.
+"""Draws what the training experiments measured: acceptance length of each, and of a long run
+against slots seen.
 
-usage: python docs/pictures/experiments.py docs/pictures/experiments.json DIRECTORY        (needs the extra `bench`)
+usage: python docs/pictures/experiments.py docs/pictures/experiments.json DIRECTORY        (needs
+the extra `bench`)
 
-The JSON file holds the figures of runs that docs/training.md describes; each is the last line of a run's log.jsonl, the long run all.
-"""
+The JSON file holds the figures of runs that docs/training.md describes; each is the last line of a
+run's log.jsonl, the long run all."""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def main(source: str, directory: str) -> None:
 
 
 def bars(experiments: dict[str, float]) -> plt.Figure:
-    """Name to acceptance length after equally many steps; the first is what the others are compared with."""
+    """Name to acceptance length after equally many steps; the first is what the others are compared
+    with."""
     names, values = list(experiments), list(experiments.values())
     figure, axes = plt.subplots(figsize=(7.2, 0.34 * len(names) + 1.0))
     colors = ["#3b6ea5"] + ["#9db8d3" if value < values[0] else "#e08a2e" for value in values[1:]]
@@ -43,7 +46,14 @@ def curve(runs: dict[str, list[tuple[int, float]]]) -> plt.Figure:
     """Name to (slots seen, acceptance length)."""
     figure, axes = plt.subplots(figsize=(7.2, 3.4))
     for (name, points), color in zip(runs.items(), ("#3b6ea5", "#e08a2e", "#6aa84f"), strict=False):
-        axes.plot([slots / 1e6 for slots, _ in points], [length for _, length in points], marker="o", markersize=3, label=name, color=color)
+        axes.plot(
+            [slots / 1e6 for slots, _ in points],
+            [length for _, length in points],
+            marker="o",
+            markersize=3,
+            label=name,
+            color=color,
+        )
     axes.set_xlabel("slots trained on (millions)")
     axes.set_ylabel("acceptance length")
     axes.grid(color="#e5e5e5")

@@ -1,6 +1,7 @@
 """Draws fused mode's speed against its rows, from what `benchmarks/modes.py` has printed.
 
-usage: python docs/pictures/fused_rows.py docs/pictures/fused_rows.json DIRECTORY        (needs the extra `bench`)
+usage: python docs/pictures/fused_rows.py docs/pictures/fused_rows.json DIRECTORY        (needs the
+extra `bench`)
 
 The JSON file maps a set's name to the object that benchmarks/modes.py printed for it.
 """
@@ -29,7 +30,9 @@ def main(source: str, directory: str) -> None:
     figure, axes = plt.subplots(1, len(sets), figsize=(3.1 * len(sets), 3.0), sharey=True)
     for one, (name, measured) in zip(axes, sets.items(), strict=True):
         if measured["settings"]["over"] != "plain":
-            raise SystemExit(f"{source}: the ratios of {name} are not to plain decoding; run benchmarks/modes.py without --over")
+            raise SystemExit(
+                f"{source}: the ratios of {name} are not to plain decoding; run benchmarks/modes.py without --over"
+            )
         draw(one, measured)
         one.set_title(f"{name}, {measured['prompts']} prompts")
     axes[0].set_ylabel("times plain decoding's speed")
@@ -41,9 +44,17 @@ def draw(axes: Any, measured: dict[str, Any]) -> None:
     found: dict[tuple[str, bool], list[tuple[int, float]]] = {}
     for name, figures in measured.items():
         if match := NAME.fullmatch(name):
-            found.setdefault((match["mode"], match["copies"] is not None), []).append((int(match["size"]), figures["ratio"]))
+            found.setdefault((match["mode"], match["copies"] is not None), []).append(
+                (int(match["size"]), figures["ratio"])
+            )
     for copies, label in ((False, "fused"), (True, "fused, copies")):
-        axes.plot(*zip(*sorted(found["fused", copies]), strict=True), marker="o", markersize=3, color=COLORS[copies], label=label)
+        axes.plot(
+            *zip(*sorted(found["fused", copies]), strict=True),
+            marker="o",
+            markersize=3,
+            color=COLORS[copies],
+            label=label,
+        )
     for copies, label in ((False, "serial at its best"), (True, "serial at its best, copies")):
         best = max(ratio for _, ratio in found["serial", copies])
         axes.axhline(best, color=COLORS[copies], linewidth=0.9, linestyle="--", label=label)

@@ -1,10 +1,10 @@
 """Draws the hit rate on recorded rounds against the outcome budget.
 
-usage: python docs/pictures/hit_rate.py docs/pictures/hit_rate.json OUT.svg        (needs the extra `bench`)
+usage: python docs/pictures/hit_rate.py docs/pictures/hit_rate.json OUT.svg        (needs the extra
+`bench`)
 
-The JSON file holds what `d3d evaluate DRAFTER CORPUS --mode async` printed, by the label of its curve, and of one of them the curves by
-num_accepted are drawn as well.
-"""
+The JSON file holds what `d3d evaluate DRAFTER CORPUS --mode async` printed, by the label of its
+curve, and of one of them the curves by num_accepted are drawn as well."""
 
 from __future__ import annotations
 
@@ -39,9 +39,18 @@ def main(source: str, path: str) -> None:
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
-def draw(axes: Axes, curve: dict[str, float | None], label: str, colour: str, *, dashed: bool = False) -> None:
+def draw(
+    axes: Axes, curve: dict[str, float | None], label: str, colour: str, *, dashed: bool = False
+) -> None:
     points = [(int(budget), rate) for budget, rate in curve.items() if rate is not None]
-    axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, color=colour, linestyle="--" if dashed else "-")
+    axes.plot(
+        *zip(*points, strict=True),
+        marker="o",
+        markersize=3,
+        label=label,
+        color=colour,
+        linestyle="--" if dashed else "-",
+    )
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
     axes.set_ylim(0, 1.02)

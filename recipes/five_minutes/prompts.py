@@ -1,4 +1,5 @@
-"""Write self-written prompts for the five-minute chain of docs/training.md: some to train on, and others to measure with.
+"""Write self-written prompts for the five-minute chain of docs/training.md: some to train on, and
+others to measure with.
 
 usage: python prompts.py OUT
 """
@@ -12,7 +13,20 @@ from pathlib import Path
 
 NAMES = ("Ada", "Ben", "Chloe", "Dan", "Ella", "Finn", "Grace", "Hugo")
 THINGS = ("apples", "books", "pencils", "shells", "stamps", "marbles", "cards", "coins")
-TOPICS = ("rain", "bread", "bees", "trees", "the moon", "rivers", "cats", "winter", "music", "maps", "salt", "clouds")
+TOPICS = (
+    "rain",
+    "bread",
+    "bees",
+    "trees",
+    "the moon",
+    "rivers",
+    "cats",
+    "winter",
+    "music",
+    "maps",
+    "salt",
+    "clouds",
+)
 ASKED = (
     "{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have now?",
     "{name} shares {a} {thing} equally among {b} friends. How many does each friend get?",
@@ -24,11 +38,18 @@ HELD_OUT = 12
 
 
 def prompts(count: int, seed: int) -> list[str]:
-    """Different prompts, drawn from all kinds; about topics there are few, so those with numbers are more."""
+    """Different prompts, drawn from all kinds; about topics there are few, so those with numbers
+    are more."""
     draw, found = random.Random(seed), dict[str, None]()
     while len(found) < count:
-        given = {"name": draw.choice(NAMES), "thing": draw.choice(THINGS), "topic": draw.choice(TOPICS)}
-        found[draw.choice(ASKED).format(a=draw.randrange(2, 60), b=draw.randrange(2, 12), **given)] = None
+        given = {
+            "name": draw.choice(NAMES),
+            "thing": draw.choice(THINGS),
+            "topic": draw.choice(TOPICS),
+        }
+        found[
+            draw.choice(ASKED).format(a=draw.randrange(2, 60), b=draw.randrange(2, 12), **given)
+        ] = None
     return list(found)
 
 

@@ -2,10 +2,11 @@
 
 usage: python prompts.py DATA OUT
 
-DATA holds the public sets as their repositories publish them: gsm8k/train.jsonl (openai/grade-school-math), math_test5000/test.jsonl
-(hendrycks/math, test split), math500/test.jsonl, mbpp/mbpp.jsonl, self_instruct/*.jsonl (yizhongw/self-instruct). Nothing of an
-evaluation set is used: MATH-500 is taken out of MATH, and of MBPP only the training tasks 601 to 974 are read.
-"""
+DATA holds the public sets as their repositories publish them: gsm8k/train.jsonl
+(openai/grade-school-math), math_test5000/test.jsonl (hendrycks/math, test split),
+math500/test.jsonl, mbpp/mbpp.jsonl, self_instruct/*.jsonl (yizhongw/self-instruct). Nothing of an
+evaluation set is used: MATH-500 is taken out of MATH, and of MBPP only the training tasks 601 to
+974 are read."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ SEED = 0
 
 
 def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
 
 
 def with_and_without(texts: list[str], suffix: str) -> Iterator[str]:
@@ -35,9 +38,18 @@ def code_tasks(tasks: list[dict]) -> Iterator[str]:
     for task in tasks:
         yield f"{task['text']}\nYour code should pass this test:\n{task['test_list'][0]}"
         name = task["test_list"][0].removeprefix("assert ").split("(")[0].strip()
-        header = next((line.strip() for line in task["code"].splitlines() if line.strip().startswith(f"def {name}")), None)
+        header = next(
+            (
+                line.strip()
+                for line in task["code"].splitlines()
+                if line.strip().startswith(f"def {name}")
+            ),
+            None,
+        )
         if header:
-            yield CODE.format(f'{header}\n    """ {task["text"]}\n    >>> {task["test_list"][0].removeprefix("assert ")}\n    """')
+            yield CODE.format(
+                f'{header}\n    """ {task["text"]}\n    >>> {task["test_list"][0].removeprefix("assert ")}\n    """'
+            )
 
 
 def chat_tasks(tasks: list[dict]) -> Iterator[str]:
@@ -48,12 +60,18 @@ def chat_tasks(tasks: list[dict]) -> Iterator[str]:
 
 def main(data: Path, out: Path) -> None:
     held_out = {row["problem"].strip() for row in rows(data / "math500/test.jsonl")}
-    maths = [row["problem"].strip() for row in rows(data / "math_test5000/test.jsonl") if row["problem"].strip() not in held_out]
+    maths = [
+        row["problem"].strip()
+        for row in rows(data / "math_test5000/test.jsonl")
+        if row["problem"].strip() not in held_out
+    ]
     words = [row["question"].strip() for row in rows(data / "gsm8k/train.jsonl")]
     for texts in (maths, words):
         random.Random(SEED).shuffle(texts)
     code = [row for row in rows(data / "mbpp/mbpp.jsonl") if 601 <= row["task_id"] <= 974]
-    chat = rows(data / "self_instruct/seed_tasks.jsonl") + rows(data / "self_instruct/user_oriented_instructions.jsonl")
+    chat = rows(data / "self_instruct/seed_tasks.jsonl") + rows(
+        data / "self_instruct/user_oriented_instructions.jsonl"
+    )
     sets = {
         "gsm8k": with_and_without(words, BOXED),
         "math": with_and_without(maths, BOXED),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from d3d.core.rng import fresh_seed, uniform
+from d3d.engine.rng import fresh_seed, uniform
 
 
 def test_values_are_pinned() -> None:
@@ -19,7 +19,9 @@ def test_values_are_pinned() -> None:
 
 
 @pytest.mark.parametrize(
-    "draws", [[uniform(3, i) for i in range(20000)], [uniform(i, 3) for i in range(20000)]], ids=["positions", "seeds"]
+    "draws",
+    [[uniform(3, i) for i in range(20000)], [uniform(i, 3) for i in range(20000)]],
+    ids=["positions", "seeds"],
 )
 def test_even_along_positions_and_along_seeds(draws: list[float]) -> None:
     assert min(draws) >= 0.0

@@ -12,9 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 from d3d.acceptance.sample_match import sample_match
-from d3d.core.rng import uniform
 from d3d.core.sequence import Sequence, TokenCounts
 from d3d.core.types import SamplingParams, Verdict
+from d3d.engine.rng import uniform
 
 NO_EOS: frozenset[int] = frozenset()
 VOCAB = 10
@@ -28,7 +28,12 @@ class ToyTarget:
     """Random but fixed logits after each pair of last tokens."""
 
     def __init__(self, vocab_size: int = VOCAB, seed: int = 0) -> None:
-        self.table = torch.randn(vocab_size, vocab_size, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
+        self.table = (
+            torch.randn(
+                vocab_size, vocab_size, vocab_size, generator=torch.Generator().manual_seed(seed)
+            )
+            * 2
+        )
 
     def rows(self, token_ids: list[int], draft: list[int]) -> Tensor:
         history = [*token_ids, *draft]
@@ -43,7 +48,12 @@ def start(params: SamplingParams, seed: int = 0, vocab_size: int = VOCAB) -> Seq
     return sequence
 
 
-def decode(target: ToyTarget, sequence: Sequence, draft_after: Callable[[list[int]], list[int]], num_tokens: int) -> list[Verdict]:
+def decode(
+    target: ToyTarget,
+    sequence: Sequence,
+    draft_after: Callable[[list[int]], list[int]],
+    num_tokens: int,
+) -> list[Verdict]:
     """Rounds until there are enough tokens; the counts are checked after each."""
     verdicts = []
     while sequence.num_answer_tokens < num_tokens:
@@ -53,7 +63,9 @@ def decode(target: ToyTarget, sequence: Sequence, draft_after: Callable[[list[in
         verdicts.append(verdict)
         if sequence.counts is not None:
             histogram = Counter(sequence.answer_ids)
-            assert sequence.counts.answer.tolist() == [histogram[token_id] for token_id in range(VOCAB)]
+            assert sequence.counts.answer.tolist() == [
+                histogram[token_id] for token_id in range(VOCAB)
+            ]
     return verdicts
 
 
@@ -63,14 +75,21 @@ def no_draft(_: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
 def test_the_first_drafted_token_is_checked_too(block_size: int) -> None:
-    verdict = sample_match(one_hot([3] * (block_size + 1)), [4] * block_size, start(SamplingParams()), NO_EOS)
+    verdict = sample_match(
+        one_hot([3] * (block_size + 1)), [4] * block_size, start(SamplingParams()), NO_EOS
+    )
     assert verdict == Verdict((), 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.02])
 def test_only_the_prefix_counts_as_accepted(temperature: float) -> None:
     """Right, wrong, right, right: one accepted, and the bonus token is not counted."""
-    verdict = sample_match(one_hot([1, 2, 3, 4, 5]), [1, 9, 3, 4], start(SamplingParams(temperature=temperature)), NO_EOS)
+    verdict = sample_match(
+        one_hot([1, 2, 3, 4, 5]),
+        [1, 9, 3, 4],
+        start(SamplingParams(temperature=temperature)),
+        NO_EOS,
+    )
     assert verdict == Verdict((1,), 2)
     assert verdict.num_accepted == 1
     assert verdict.token_ids == (1, 2)
@@ -93,7 +112,9 @@ def test_without_a_draft_it_is_plain_decoding() -> None:
 
 @pytest.mark.parametrize("drafted", [-1, VOCAB, 10**6])
 def test_an_impossible_drafted_id_is_simply_rejected(drafted: int) -> None:
-    assert sample_match(one_hot([6, 7]), [drafted], start(SamplingParams(temperature=0.01)), NO_EOS) == Verdict((), 6)
+    assert sample_match(
+        one_hot([6, 7]), [drafted], start(SamplingParams(temperature=0.01)), NO_EOS
+    ) == Verdict((), 6)
 
 
 SETTINGS = [
@@ -111,7 +132,9 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
 @pytest.mark.parametrize("wrong_at", [0, 1, 3, 15, None])
-def test_any_draft_gives_the_plain_answer(settings: dict[str, object], block_size: int, wrong_at: int | None) -> None:
+def test_any_draft_gives_the_plain_answer(
+    settings: dict[str, object], block_size: int, wrong_at: int | None
+) -> None:
     """The drafter knows the plain answer, and errs at one position of each block."""
     params = SamplingParams.model_validate({**settings, "logprobs": 3})
     target, num_tokens = ToyTarget(), 40
@@ -167,7 +190,15 @@ def test_a_seed_repeats_and_another_seed_differs() -> None:
 
 
 def test_a_verdict_leaves_its_arguments_alone() -> None:
-    sequence = start(SamplingParams(temperature=1.0, frequency_penalty=1.0, logit_bias={1: 2.0}, min_tokens=5, stop_token_ids=(2,)))
+    sequence = start(
+        SamplingParams(
+            temperature=1.0,
+            frequency_penalty=1.0,
+            logit_bias={1: 2.0},
+            min_tokens=5,
+            stop_token_ids=(2,),
+        )
+    )
     logits, draft = ToyTarget().rows(sequence.token_ids, [3, 4]), [3, 4]
     before = logits.clone()
     first = sample_match(logits, draft, sequence, NO_EOS)
@@ -180,7 +211,8 @@ JOINT_VOCAB, NUM_DRAWS = 4, 6000
 
 
 def drafts_of(kind: str, target: ToyTarget, seed: int) -> list[int]:
-    """Two drafted tokens: likeliest, least likely, random, or the very tokens that plain decoding samples."""
+    """Two drafted tokens: likeliest, least likely, random, or the very tokens that plain decoding
+    samples."""
     if kind == "random":
         return [int(uniform(seed + 10**6, place) * JOINT_VOCAB) for place in (0, 1)]
     if kind == "own":
@@ -196,7 +228,9 @@ def drafts_of(kind: str, target: ToyTarget, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["best", "worst", "random", "own"])
 @pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}])
-def test_two_tokens_have_the_exact_joint_distribution(kind: str, settings: dict[str, object]) -> None:
+def test_two_tokens_have_the_exact_joint_distribution(
+    kind: str, settings: dict[str, object]
+) -> None:
     target = ToyTarget(JOINT_VOCAB, seed=4)
     target.table /= 2
     params = SamplingParams.model_validate(settings)

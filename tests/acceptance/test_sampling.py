@@ -1,4 +1,5 @@
-"""Each parameter does what it says, in the documented order, at every row of a block as in plain decoding."""
+"""Each parameter does what it says, in the documented order, at every row of a block as in plain
+decoding."""
 
 from __future__ import annotations
 
@@ -12,17 +13,22 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from d3d.acceptance.sampling import Choices, choice_gap, choose, inverse_cdf, validate_params
-from d3d.core.errors import InvalidRequest
-from d3d.core.rng import uniform
 from d3d.core.sequence import Sequence, TokenCounts
 from d3d.core.types import GREEDY_TEMPERATURE, SamplingParams, TokenLogprob
+from d3d.engine.rng import uniform
+from d3d.errors import InvalidRequest
 
 VOCAB = 12
 EOS = 11
 NO_EOS: frozenset[int] = frozenset()
 
 
-def sequence(params: SamplingParams, prompt: tuple[int, ...] = (1, 2), answer: tuple[int, ...] = (), seed: int = 0) -> Sequence:
+def sequence(
+    params: SamplingParams,
+    prompt: tuple[int, ...] = (1, 2),
+    answer: tuple[int, ...] = (),
+    seed: int = 0,
+) -> Sequence:
     made = Sequence(list(prompt), params, seed=seed)
     if params.uses_counts:
         made.counts = TokenCounts(prompt, VOCAB, torch.device("cpu"))
@@ -37,10 +43,15 @@ def rows(num: int, seed: int = 0) -> Tensor:
 def distribution(logits: Tensor, made: Sequence, eos: frozenset[int] = NO_EOS) -> list[float]:
     """What is really sampled from, read off the reported log-probabilities."""
     params = made.params.model_copy(update={"logprobs": VOCAB})
-    copy = sequence(params, tuple(made.token_ids[: made.prompt_length]), tuple(made.answer_ids), made.seed)
+    copy = sequence(
+        params, tuple(made.token_ids[: made.prompt_length]), tuple(made.answer_ids), made.seed
+    )
     (entry,) = choose(logits.reshape(1, -1), (), copy, eos).logprobs
     found = dict(entry.top)
-    return [math.exp(found[token_id]) if token_id in found else 0.0 for token_id in range(logits.numel())]
+    return [
+        math.exp(found[token_id]) if token_id in found else 0.0
+        for token_id in range(logits.numel())
+    ]
 
 
 def reference(logits: Tensor, made: Sequence, eos: frozenset[int] = NO_EOS) -> np.ndarray:
@@ -50,11 +61,17 @@ def reference(logits: Tensor, made: Sequence, eos: frozenset[int] = NO_EOS) -> n
     for token_id in range(VOCAB):
         if token_id in prompt or token_id in answer:
             factor = params.repetition_penalty
-            scores[token_id] = scores[token_id] / factor if scores[token_id] > 0 else scores[token_id] * factor
+            scores[token_id] = (
+                scores[token_id] / factor if scores[token_id] > 0 else scores[token_id] * factor
+            )
         if token_id in answer:
-            scores[token_id] -= params.presence_penalty + params.frequency_penalty * answer.count(token_id)
+            scores[token_id] -= params.presence_penalty + params.frequency_penalty * answer.count(
+                token_id
+            )
         scores[token_id] += params.logit_bias.get(token_id, 0.0)
-        if len(answer) < params.min_tokens and (token_id in params.stop_token_ids or (token_id in eos and not params.ignore_eos)):
+        if len(answer) < params.min_tokens and (
+            token_id in params.stop_token_ids or (token_id in eos and not params.ignore_eos)
+        ):
             scores[token_id] = -math.inf
     weights = np.exp((scores - scores.max()) / params.temperature)
     best_first = np.argsort(-weights)
@@ -89,16 +106,26 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_distribution_is_the_documented_one(settings: dict[str, object], seed: int) -> None:
-    made = sequence(SamplingParams.model_validate(settings), prompt=(1, 2, 2), answer=(3, 4, 3, 3, 8))
+    made = sequence(
+        SamplingParams.model_validate(settings), prompt=(1, 2, 2), answer=(3, 4, 3, 3, 8)
+    )
     logits = rows(1, seed)[0]
     eos = frozenset({EOS})
-    np.testing.assert_allclose(distribution(logits, made, eos), reference(logits, made, eos), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(
+        distribution(logits, made, eos), reference(logits, made, eos), rtol=1e-4, atol=1e-7
+    )
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS, {}, {"repetition_penalty": 1.7, "frequency_penalty": 1.0}, {"min_tokens": 7}])
+@pytest.mark.parametrize(
+    "settings",
+    [*SETTINGS, {}, {"repetition_penalty": 1.7, "frequency_penalty": 1.0}, {"min_tokens": 7}],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_row_of_a_block_is_treated_as_plain_decoding_would(settings: dict[str, object], seed: int) -> None:
-    """The draft is the target's own answer, so all rows are used; ids, log-probabilities and the list agree."""
+def test_a_row_of_a_block_is_treated_as_plain_decoding_would(
+    settings: dict[str, object], seed: int
+) -> None:
+    """The draft is the target's own answer, so all rows are used; ids, log-probabilities and the
+    list agree."""
     params = SamplingParams.model_validate({**settings, "logprobs": 3})
     logits = rows(9, seed)
     plain = sequence(params, prompt=(1, 2, 2), answer=(3, 4), seed=seed)
@@ -109,11 +136,15 @@ def test_a_row_of_a_block_is_treated_as_plain_decoding_would(settings: dict[str,
         entries += choices.logprobs
     block = sequence(params, prompt=(1, 2, 2), answer=(3, 4), seed=seed)
     draft = plain.answer_ids[2:-1]
-    assert choose(logits, draft, block, frozenset({EOS})) == Choices(plain.answer_ids[2:], tuple(entries))
+    assert choose(logits, draft, block, frozenset({EOS})) == Choices(
+        plain.answer_ids[2:], tuple(entries)
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_rows_taken_together_equal_rows_taken_one_by_one(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_taken_together_equal_rows_taken_one_by_one(
+    settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = SamplingParams.model_validate({**settings, "logprobs": 2})
     made, logits = sequence(params, answer=(3, 4)), rows(6)
     draft: list[int] = []
@@ -156,13 +187,17 @@ def test_up_to_the_threshold_every_branch_is_greedy(temperature: float, scale: f
     assert choices.token_ids == logits.argmax(-1).tolist()
     expected = logits[0].log_softmax(-1)
     assert choices.logprobs[0].logprob == pytest.approx(float(expected.max()), abs=1e-6)
-    assert [token_id for token_id, _ in choices.logprobs[0].top] == expected.topk(4).indices.tolist()
+    assert [token_id for token_id, _ in choices.logprobs[0].top] == expected.topk(
+        4
+    ).indices.tolist()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
 @pytest.mark.parametrize("temperature", [1.01 * GREEDY_TEMPERATURE, 1e-4])
 def test_just_above_the_threshold_nothing_overflows(temperature: float, scale: float) -> None:
-    params = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1, logprobs=2, logit_bias={3: 1e6})
+    params = SamplingParams(
+        temperature=temperature, top_p=0.9, min_p=0.1, logprobs=2, logit_bias={3: 1e6}
+    )
     logits = rows(4) * scale
     draft = logits.index_add(1, torch.tensor([3]), torch.full((4, 1), 1e6)).argmax(-1).tolist()
     choices = choose(logits, draft[:-1], sequence(params), NO_EOS)
@@ -186,10 +221,14 @@ def test_the_narrowest_filters_equal_greedy(settings: dict[str, float]) -> None:
 
 
 def test_top_p_looks_beyond_the_best_thousand() -> None:
-    """A flat distribution over 5000 tokens: half of them are needed for p = 0.5, whatever is searched first."""
+    """A flat distribution over 5000 tokens: half of them are needed for p = 0.5, whatever is
+    searched first."""
     logits = torch.linspace(0.0, 1e-3, 5000)[None]
     params = SamplingParams(temperature=1.0, top_p=0.5)
-    chosen = {choose(logits, (), Sequence([1], params, seed=seed), NO_EOS).token_ids[0] for seed in range(400)}
+    chosen = {
+        choose(logits, (), Sequence([1], params, seed=seed), NO_EOS).token_ids[0]
+        for seed in range(400)
+    }
     assert 2490 < min(chosen) < 2550
     assert max(chosen) > 4950
 
@@ -206,7 +245,8 @@ def test_logit_bias_rules_at_every_row(temperature: float, num_drafted: int) -> 
 
 
 def test_frequency_penalty_counts_repetition_inside_a_block() -> None:
-    """Token 5 leads by 2.5: at a penalty of 1 per occurrence it comes three times, then 6 takes over."""
+    """Token 5 leads by 2.5: at a penalty of 1 per occurrence it comes three times, then 6 takes
+    over."""
     logits = torch.zeros(5, VOCAB)
     logits[:, 5], logits[:, 6] = 12.5, 10.0
     made = sequence(SamplingParams(frequency_penalty=1.0))
@@ -216,7 +256,9 @@ def test_frequency_penalty_counts_repetition_inside_a_block() -> None:
 
 
 def test_rejected_tokens_leave_no_trace() -> None:
-    made = sequence(SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3, logprobs=2), answer=(3,))
+    made = sequence(
+        SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3, logprobs=2), answer=(3,)
+    )
     logits = rows(5)
     before = choose(logits[:1], (), made, NO_EOS)
     assert made.counts is not None
@@ -230,11 +272,15 @@ def test_rejected_tokens_leave_no_trace() -> None:
 @pytest.mark.parametrize("min_tokens", range(7))
 @pytest.mark.parametrize("num_answered", range(3))
 @pytest.mark.parametrize("how", ["eos", "stop_token_ids"])
-def test_end_tokens_are_banned_for_exactly_min_tokens(min_tokens: int, num_answered: int, how: str) -> None:
+def test_end_tokens_are_banned_for_exactly_min_tokens(
+    min_tokens: int, num_answered: int, how: str
+) -> None:
     """A model that always wants to end, over a block of four drafted tokens."""
     logits = torch.zeros(5, VOCAB)
     logits[:, EOS], logits[:, 4] = 9.0, 5.0
-    params = SamplingParams(min_tokens=min_tokens, stop_token_ids=(EOS,) if how == "stop_token_ids" else ())
+    params = SamplingParams(
+        min_tokens=min_tokens, stop_token_ids=(EOS,) if how == "stop_token_ids" else ()
+    )
     eos = frozenset({EOS}) if how == "eos" else NO_EOS
     made = sequence(params, answer=(4,) * num_answered)
     num_banned = max(0, min_tokens - num_answered)
@@ -266,14 +312,24 @@ def test_a_token_of_probability_zero_is_never_chosen(noise: float) -> None:
 
 def test_the_inverse_goes_in_id_order() -> None:
     probabilities = torch.tensor([[0.25, 0.5, 0.0, 0.25]]).expand(6, -1)
-    assert inverse_cdf(probabilities, [0.0, 0.2499, 0.25, 0.7499, 0.75, 0.9999]) == [0, 0, 1, 1, 3, 3]
+    assert inverse_cdf(probabilities, [0.0, 0.2499, 0.25, 0.7499, 0.75, 0.9999]) == [
+        0,
+        0,
+        1,
+        1,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_share_of_the_best_token_follows_the_temperature(temperature: float) -> None:
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.5]])
     params = SamplingParams(temperature=temperature)
-    picks = [choose(logits, (), Sequence([1], params, seed=seed), NO_EOS).token_ids[0] for seed in range(4000)]
+    picks = [
+        choose(logits, (), Sequence([1], params, seed=seed), NO_EOS).token_ids[0]
+        for seed in range(4000)
+    ]
     expected = float((logits / temperature).softmax(-1)[0, 0])
     assert abs(picks.count(0) / 4000 - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000)
 
@@ -282,8 +338,14 @@ def test_noise_belongs_to_the_absolute_position() -> None:
     """The same position draws the same, however many tokens of it are prompt, answer or draft."""
     params = SamplingParams(temperature=2.0)
     logits = rows(1, 3).expand(4, -1)
-    by_prompt = [choose(logits[:1], (), sequence(params, (1,) * length), NO_EOS).token_ids[0] for length in range(4, 8)]
-    by_answer = [choose(logits[:1], (), sequence(params, (1,), (1,) * length), NO_EOS).token_ids[0] for length in range(3, 7)]
+    by_prompt = [
+        choose(logits[:1], (), sequence(params, (1,) * length), NO_EOS).token_ids[0]
+        for length in range(4, 8)
+    ]
+    by_answer = [
+        choose(logits[:1], (), sequence(params, (1,), (1,) * length), NO_EOS).token_ids[0]
+        for length in range(3, 7)
+    ]
     by_draft = choose(logits, by_prompt[:3], sequence(params, (1,) * 4), NO_EOS).token_ids
     assert by_prompt == by_answer == by_draft
 
@@ -300,7 +362,10 @@ def test_log_probabilities_hold_the_chosen_token_and_nothing_impossible() -> Non
 
 def test_an_unlikely_choice_is_added_to_the_list() -> None:
     params = SamplingParams(temperature=100.0, logprobs=1)
-    lengths = {len(choose(rows(1), (), sequence(params, seed=seed), NO_EOS).logprobs[0].top) for seed in range(30)}
+    lengths = {
+        len(choose(rows(1), (), sequence(params, seed=seed), NO_EOS).logprobs[0].top)
+        for seed in range(30)
+    }
     assert lengths == {1, 2}
 
 
@@ -324,19 +389,25 @@ def test_the_sampling_gap_is_the_way_to_the_border() -> None:
     for border in (point - 0.01, point + 0.02):
         logits = torch.tensor([border, 1 - border]).log()
         made = sequence(params, seed=9)
-        assert choice_gap(logits, made, NO_EOS) == pytest.approx(min(abs(point - border), point if border > point else 1 - point), abs=1e-6)
+        assert choice_gap(logits, made, NO_EOS) == pytest.approx(
+            min(abs(point - border), point if border > point else 1 - point), abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCAB, VOCAB + 5])
 def test_ids_outside_of_the_vocabulary_are_refused_by_name(token_id: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"logit_bias: token id {token_id} .* 0 to {VOCAB - 1}"):
+    with pytest.raises(
+        InvalidRequest, match=f"logit_bias: token id {token_id} .* 0 to {VOCAB - 1}"
+    ):
         validate_params(SamplingParams(logit_bias={token_id: 1.0}), VOCAB)
     with pytest.raises(InvalidRequest, match=f"stop_token_ids: token id {token_id} "):
         validate_params(SamplingParams(stop_token_ids=(1, token_id)), VOCAB)
 
 
 def test_ids_inside_of_the_vocabulary_pass() -> None:
-    validate_params(SamplingParams(logit_bias={0: 1.0, VOCAB - 1: 1.0}, stop_token_ids=(0, VOCAB - 1)), VOCAB)
+    validate_params(
+        SamplingParams(logit_bias={0: 1.0, VOCAB - 1: 1.0}, stop_token_ids=(0, VOCAB - 1)), VOCAB
+    )
 
 
 @pytest.mark.parametrize(

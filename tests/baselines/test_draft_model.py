@@ -1,4 +1,5 @@
-"""A causal drafter proposes its own greedy continuation, with a cache that forgets what was not kept."""
+"""A causal drafter proposes its own greedy continuation, with a cache that forgets what was not
+kept."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from d3d.baselines.draft_model import DraftModel, autoregressive_head, draft_model
-from d3d.core.errors import InvalidCheckpoint, InvalidRequest
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
-from d3d.models.transformer import Transformer
+from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.hub.tiny import tiny_transformer
+from d3d.model.transformer import Transformer
+from d3d.target.native import NativeEngine
 from support.drafters import sequence, text, tiny_drafter
 from support.runs import PROMPT, make, run, run_all
 from support.tiny_model import open_tiny, write_tiny_target
@@ -29,7 +30,9 @@ def test_a_draft_is_the_models_own_greedy_continuation(small: Transformer) -> No
     session = DraftModel(small, 97).open(2, 200)
     texts = [text(30, 1), text(7, 2)]
     blocks = session.draft([sequence(ids) for ids in texts], [5, 3])
-    assert [list(block.token_ids) for block in blocks] == [continuation(small, ids, n) for ids, n in zip(texts, (5, 3), strict=True)]
+    assert [list(block.token_ids) for block in blocks] == [
+        continuation(small, ids, n) for ids, n in zip(texts, (5, 3), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 4])
@@ -52,7 +55,9 @@ def test_rows_leave_and_some_have_nothing_to_draft(small: Transformer) -> None:
     for sentence in rest:
         sentence.commit([8, 9])
     blocks = session.draft(rest, [3, 3])
-    assert [list(block.token_ids) for block in blocks] == [continuation(small, sentence.token_ids, 3) for sentence in rest]
+    assert [list(block.token_ids) for block in blocks] == [
+        continuation(small, sentence.token_ids, 3) for sentence in rest
+    ]
     assert all(block.token_ids == () for block in session.draft(rest, [0, 0]))
 
 
@@ -60,7 +65,9 @@ def test_answers_are_the_plain_ones(small: Transformer) -> None:
     engine = NativeEngine(tiny_transformer(seed=0))
     plain = run(engine, max_tokens=30)
     assert run(engine, DraftModel(small, 97), draft_length=4, max_tokens=30).ids == plain.ids
-    batch = run_all(engine, DraftModel(small, 97), [make(engine, PROMPT, max_tokens=n) for n in (3, 30, 12)], 4)
+    batch = run_all(
+        engine, DraftModel(small, 97), [make(engine, PROMPT, max_tokens=n) for n in (3, 30, 12)], 4
+    )
     assert [one.ids for one in batch] == [plain.ids[:n] for n in (3, 30, 12)]
 
 
@@ -76,7 +83,9 @@ def test_a_text_that_the_drafter_does_not_know_gets_a_fault_and_a_long_one_no_dr
     assert "does not know" in (blocks[0].fault or "")
     assert len(blocks[1].token_ids) == 4
     short = DraftModel(tiny_transformer(max_position_embeddings=16), 97).open(1, 200)
-    assert [len(short.draft([sequence(text(length))], [6])[0].token_ids) for length in (12, 16, 20)] == [4, 0, 0]
+    assert [
+        len(short.draft([sequence(text(length))], [6])[0].token_ids) for length in (12, 16, 20)
+    ] == [4, 0, 0]
 
 
 def test_ids_beyond_the_targets_vocabulary_are_never_proposed() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from d3d.baselines.lookup import LookupDrafter
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine
 from support.drafters import sequence
 from support.runs import PROMPT, make, run, run_all
 
@@ -60,7 +60,9 @@ def test_answers_are_the_plain_ones_and_some_drafts_are_kept() -> None:
     looked_up = run(engine, LookupDrafter(), prompt, draft_length=6, max_tokens=40)
     assert looked_up.ids == plain.ids
     assert sum(stats.num_accepted for stats in looked_up.rounds) > 0
-    batch = run_all(engine, LookupDrafter(), [make(engine, prompt, max_tokens=n) for n in (5, 30)], 6)
+    batch = run_all(
+        engine, LookupDrafter(), [make(engine, prompt, max_tokens=n) for n in (5, 30)], 6
+    )
     assert [one.ids for one in batch] == [plain.ids[:5], plain.ids[:30]]
 
 

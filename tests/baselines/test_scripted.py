@@ -6,7 +6,18 @@ import time
 
 import pytest
 
-from d3d.baselines.scripted import Double, always_wrong, empty, failing, faulty, noisy, oracle, scripted, slow, wrong_at
+from d3d.baselines.scripted import (
+    Double,
+    always_wrong,
+    empty,
+    failing,
+    faulty,
+    noisy,
+    oracle,
+    scripted,
+    slow,
+    wrong_at,
+)
 from d3d.core.protocols import Drafter
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock, SamplingParams
@@ -15,7 +26,14 @@ VOCAB = 10
 ANSWER = [1, 2, 3, 9, 5, 6, 7, 8, 9, 0, 1, 2]
 
 
-def ask(drafter: Drafter, length: int = 4, committed: int = 2, *, drafts: int = 1, answer: list[int] = ANSWER) -> list[tuple[int, ...]]:
+def ask(
+    drafter: Drafter,
+    length: int = 4,
+    committed: int = 2,
+    *,
+    drafts: int = 1,
+    answer: list[int] = ANSWER,
+) -> list[tuple[int, ...]]:
     """The tokens of several drafts of one session, nothing committed in between."""
     session = drafter.open(1, 100)
     sequence = Sequence(answer[:committed], SamplingParams())
@@ -58,7 +76,9 @@ def test_noise_hangs_on_seed_and_position() -> None:
         wrong[seed] = {1 + place for place, token in enumerate(block) if token != answer[1 + place]}
         assert 240 < len(wrong[seed]) < 360
         (again,) = ask(drafter, length=10, committed=500, answer=answer)
-        assert {500 + place for place, token in enumerate(again) if token != answer[500 + place]} == wrong[seed] & set(range(500, 510))
+        assert {
+            500 + place for place, token in enumerate(again) if token != answer[500 + place]
+        } == wrong[seed] & set(range(500, 510))
     assert wrong[1] != wrong[2]
 
 
@@ -85,7 +105,11 @@ def test_failing_goes_on_failing() -> None:
 def test_faulty_reports_one_fault() -> None:
     session = faulty(oracle(2, [ANSWER]), at_draft=1).open(1, 100)
     sequence = Sequence(ANSWER[:2], SamplingParams())
-    assert [session.draft([sequence], [2])[0].fault is not None for _ in range(3)] == [False, True, False]
+    assert [session.draft([sequence], [2])[0].fault is not None for _ in range(3)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_slow_takes_its_time() -> None:
@@ -106,4 +130,8 @@ def test_a_session_notices_rows_that_were_mixed_up() -> None:
 
 
 def test_a_double_of_ones_own() -> None:
-    assert ask(Double(3, lambda sequence, length, number: DraftBlock((number,) * length)), length=9, drafts=2) == [(0,) * 3, (1,) * 3]
+    assert ask(
+        Double(3, lambda sequence, length, number: DraftBlock((number,) * length)),
+        length=9,
+        drafts=2,
+    ) == [(0,) * 3, (1,) * 3]

@@ -13,12 +13,13 @@ from d3d.cli import app as app_module
 from d3d.cli import system_report
 from d3d.cli.app import app, main
 from d3d.cli.system_report import Device
-from d3d.core.errors import D3DError, InvalidRequest
+from d3d.errors import D3DError, InvalidRequest
 from support.tiny_gguf import write_tiny_gguf
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `d3d arguments`, as a user's shell sees them."""
+    """Exit code, standard output and standard error of `d3d arguments`, as a user's shell sees
+    them."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
     return result.exit_code, result.stdout, result.stderr
 
@@ -51,18 +52,30 @@ def test_help_needs_neither_torch_nor_transformers() -> None:
         "import sys\nfrom d3d.cli.app import main\nsys.argv = ['d3d', '--help']\ntry:\n    main()\nexcept SystemExit:\n"
         "    print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_version_names_the_installed_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_names_the_installed_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_main(monkeypatch, "--version") == 0
     name, number = capsys.readouterr().out.split()
     assert name == "d3d"
     assert number.count(".") == 2
 
 
-@pytest.mark.parametrize("arguments", [["--no-such-flag"], ["no-such-command"], ["doctor", "--context", "0"], ["doctor", "--context", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--no-such-flag"],
+        ["no-such-command"],
+        ["doctor", "--context", "0"],
+        ["doctor", "--context", "x"],
+    ],
+)
 def test_a_wrong_command_line_exits_with_2(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +85,9 @@ def test_a_wrong_command_line_exits_with_2(
     assert arguments[-1] in output.err or "context" in output.err
 
 
-def test_an_unknown_model_gives_one_line_and_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_gives_one_line_and_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_main(monkeypatch, "pull", "nonsense") == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -80,7 +95,9 @@ def test_an_unknown_model_gives_one_line_and_2(monkeypatch: pytest.MonkeyPatch, 
     assert output.err.count("\n") == 1
 
 
-def test_an_error_of_several_lines_is_printed_as_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_several_lines_is_printed_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(**_: object) -> None:
         raise InvalidRequest("the prompt\nis empty")
 
@@ -99,7 +116,10 @@ def test_an_error_of_several_lines_is_printed_as_one(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_wrong_usage_gives_one_line_and_2(
-    arguments: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_main(monkeypatch, *arguments) == 2
     output = capsys.readouterr()
@@ -109,8 +129,13 @@ def test_wrong_usage_gives_one_line_and_2(
     assert output.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB", "DefaultCPUAllocator: can't allocate memory"])
-def test_running_out_of_memory_says_what_to_do(message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "message",
+    ["CUDA out of memory. Tried to allocate 2 GiB", "DefaultCPUAllocator: can't allocate memory"],
+)
+def test_running_out_of_memory_says_what_to_do(
+    message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(**_: object) -> None:
         raise RuntimeError(message)
 
@@ -132,7 +157,7 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("d3d.models.loading.resolve_model", interrupted)
+    monkeypatch.setattr("d3d.hub.loading.resolve_model", interrupted)
     assert run_main(monkeypatch, "pull", "smollm2-135m") == 130
 
 
@@ -146,7 +171,10 @@ def test_pull_without_names_lists_the_presets(cache: Path) -> None:
 def test_pull_makes_each_model_ready_and_prints_where_it_lies(cache: Path, tmp_path: Path) -> None:
     from gguf import GGMLQuantizationType
 
-    sources = [str(write_tiny_gguf(tmp_path / name, GGMLQuantizationType.F16).path) for name in ("one.gguf", "two.gguf")]
+    sources = [
+        str(write_tiny_gguf(tmp_path / name, GGMLQuantizationType.F16).path)
+        for name in ("one.gguf", "two.gguf")
+    ]
     code, output, _ = run("pull", *sources)
     assert code == 0
     lines = output.splitlines()
@@ -170,7 +198,9 @@ def test_doctor_reports_machine_cache_and_target(tiny_gguf: str, cache: Path) ->
     assert facts["devices"][0]["name"] == "cpu"
     assert facts["threads"] >= 1
     assert facts["cache"]["path"] == str(cache)
-    assert [item["name"].startswith("converted/tiny-") for item in facts["cache"]["items"]] == [True]
+    assert [item["name"].startswith("converted/tiny-") for item in facts["cache"]["items"]] == [
+        True
+    ]
     target = facts["target"]
     tokens = 2 * 2 * 2 * 16 * 100  # keys and values, layers, kv heads, head size, context
     assert [fit["needed_bytes"] for fit in target["fits"][:2]] == [
@@ -196,7 +226,9 @@ def test_doctor_reads_well_without_a_target(cache: Path) -> None:
         (1000, "it does not fit any device here"),
     ],
 )
-def test_doctor_advises_by_the_available_memory(available: int, advice: str, tiny_gguf: str) -> None:
+def test_doctor_advises_by_the_available_memory(
+    available: int, advice: str, tiny_gguf: str
+) -> None:
     device = Device("cpu", "test", available, available, ("float32", "bfloat16"))
     report = system_report.target_report(tiny_gguf, 128, [device])
     assert report.advice.startswith(advice), (report, available)
@@ -210,7 +242,9 @@ def test_doctor_advises_by_the_available_memory(available: int, advice: str, tin
         (1000, "it does not fit any device here"),
     ],
 )
-def test_doctor_advises_rounded_weights_where_nothing_else_fits(available: int, advice: str, tiny_gguf: str) -> None:
+def test_doctor_advises_rounded_weights_where_nothing_else_fits(
+    available: int, advice: str, tiny_gguf: str
+) -> None:
     device = Device("cpu", "test", available, available, ("float32", "bfloat16"), ("int8",))
     report = system_report.target_report(tiny_gguf, 128, [device])
     assert report.advice.startswith(advice), (report, available)
@@ -227,7 +261,11 @@ def test_doctor_does_not_download_a_preset(cache: Path) -> None:
 
 def test_the_readme_command_runs_from_another_folder(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "d3d.cli.app", "pull", "nope"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "d3d.cli.app", "pull", "nope"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 2
     assert result.stderr.startswith("d3d: error: ")

@@ -22,14 +22,38 @@ def prompts(tmp_path: Path) -> Path:
 @pytest.fixture
 def bench(tmp_path: Path, prompts: Path, tiny_target: Path, tiny_drafter: Path) -> Any:
     def run(*arguments: object, name: str = "first") -> Outcome:
-        model = ("--target", tiny_target, "--drafter", tiny_drafter, "--dtype", "float32", "--device", "cpu")
-        return d3d("bench", "run", name, "--set", prompts, "--max-tokens", 6, "--results", tmp_path / "results", *model, *arguments)
+        model = (
+            "--target",
+            tiny_target,
+            "--drafter",
+            tiny_drafter,
+            "--dtype",
+            "float32",
+            "--device",
+            "cpu",
+        )
+        return d3d(
+            "bench",
+            "run",
+            name,
+            "--set",
+            prompts,
+            "--max-tokens",
+            6,
+            "--results",
+            tmp_path / "results",
+            *model,
+            *arguments,
+        )
 
     return run
 
 
 def rows(tmp_path: Path, name: str = "first") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "results" / name / "results.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (tmp_path / "results" / name / "results.jsonl").read_text().splitlines()
+    ]
 
 
 def test_run_report_and_compare(bench: Any, tmp_path: Path) -> None:
@@ -47,7 +71,14 @@ def test_run_report_and_compare(bench: Any, tmp_path: Path) -> None:
     assert (directory / "report.md").read_text().startswith("# Benchmark first")
     assert "<h1>Benchmark first</h1>" in (directory / "report.html").read_text()
     assert bench("--method", "serial", "--draft-length", 2, name="second").code == 0
-    outcome = d3d("bench", "compare", directory, tmp_path / "results" / "second", "--output", tmp_path / "both")
+    outcome = d3d(
+        "bench",
+        "compare",
+        directory,
+        tmp_path / "results" / "second",
+        "--output",
+        tmp_path / "both",
+    )
     assert outcome.code == 0, outcome.err
     assert "A and B" in outcome.out
     assert "A is first, B is second." in (tmp_path / "both" / "report.md").read_text()
@@ -66,7 +97,11 @@ def test_the_report_goes_where_it_is_told(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", example_rows())
     outcome = d3d("bench", "report", run, "--output", tmp_path / "elsewhere" / "deep")
     assert outcome.code == 0, outcome.err
-    assert sorted(path.name for path in (tmp_path / "elsewhere" / "deep").iterdir()) == ["pictures", "report.html", "report.md"]
+    assert sorted(path.name for path in (tmp_path / "elsewhere" / "deep").iterdir()) == [
+        "pictures",
+        "report.html",
+        "report.md",
+    ]
     assert sorted(path.name for path in run.iterdir()) == ["provenance.json", "results.jsonl"]
 
 
@@ -102,4 +137,6 @@ def test_another_setting_under_the_same_name_is_refused(bench: Any) -> None:
 
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_a_directory_without_a_run_is_refused(tmp_path: Path, command: str) -> None:
-    assert d3d("bench", command, *[tmp_path] * (2 if command == "compare" else 1)).is_refusal("provenance.json")
+    assert d3d("bench", command, *[tmp_path] * (2 if command == "compare" else 1)).is_refusal(
+        "provenance.json"
+    )

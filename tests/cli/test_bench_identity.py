@@ -1,4 +1,5 @@
-"""`d3d bench identity` compares every mode with plain decoding, goes on where it was, and fails on a mistake."""
+"""`d3d bench identity` compares every mode with plain decoding, goes on where it was, and fails on
+a mistake."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from d3d.reports.identity import identity_record, identity_sections
-from d3d.reports.page import markdown_report
-from d3d.reports.run import load_run
+from d3d.lab.report.identity import identity_record, identity_sections
+from d3d.lab.report.page import markdown_report
+from d3d.lab.report.run import load_run
 from support.bench_rows import example_rows, write_run
 from support.command import Outcome, d3d
 
@@ -21,7 +22,16 @@ def identity(tmp_path: Path, tiny_target: Path, tiny_drafter: Path) -> Any:
     file.write_text('{"id": "a", "prompt": "the cat"}\n{"id": "b", "prompt": "hello"}\n')
 
     def run(*arguments: object) -> Outcome:
-        model = ("--target", tiny_target, "--drafter", tiny_drafter, "--device", "cpu", "--max-tokens", 8)
+        model = (
+            "--target",
+            tiny_target,
+            "--drafter",
+            tiny_drafter,
+            "--device",
+            "cpu",
+            "--max-tokens",
+            8,
+        )
         return d3d("bench", "identity", "--set", file, "--results", tmp_path, *model, *arguments)
 
     return run
@@ -51,21 +61,35 @@ def test_a_mistake_is_found_listed_and_told_by_the_exit_code(identity: Any, tmp_
     record = json.loads((tmp_path / "identity" / "identity.json").read_text())
     assert record["mistakes"] == 1
     (found,) = record["divergences"]
-    assert (found["prompt_id"], found["position"], found["gap"], found["is_rounding"]) == ("b", 3, 0.5, False)
+    assert (found["prompt_id"], found["position"], found["gap"], found["is_rounding"]) == (
+        "b",
+        3,
+        0.5,
+        False,
+    )
     assert len(file.read_text().splitlines()) == len(rows)  # nothing was answered twice
 
 
 def test_rounding_is_listed_and_no_mistake(tmp_path: Path) -> None:
     rows = example_rows()
     assert rows[1].identity is not None
-    parted = rows[1].identity.model_copy(update={"identical": False, "position": 2, "gap": 1e-6, "is_rounding": True})
+    parted = rows[1].identity.model_copy(
+        update={"identical": False, "position": 2, "gap": 1e-6, "is_rounding": True}
+    )
     run = load_run(
-        write_run(tmp_path / "run", [rows[0], rows[1].model_copy(update={"identity": parted}), *rows[2:]], device="cpu", temperature=0.0)
+        write_run(
+            tmp_path / "run",
+            [rows[0], rows[1].model_copy(update={"identity": parted}), *rows[2:]],
+            device="cpu",
+            temperature=0.0,
+        )
     )
     record = identity_record(run)
     assert record["mistakes"] == 0
     assert len(record["divergences"]) == 1
-    assert [(one["identical"], one["rounding"], one["other"]) for one in record["methods"]] == [(1, 1, 0)]
+    assert [(one["identical"], one["rounding"], one["other"]) for one in record["methods"]] == [
+        (1, 1, 0)
+    ]
     assert "1.0e-06 | rounding" in markdown_report("Identity", identity_sections(run))
 
 

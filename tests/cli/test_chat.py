@@ -20,7 +20,9 @@ def chat(tiny_target: Path, tiny_drafter: Path) -> Any:
         defaults = {"--max-tokens": "6", "--dtype": "float32", "--target": str(tiny_target)}
         if "plain" not in given:
             defaults["--drafter"] = str(tiny_drafter)
-        extra = [part for name, value in defaults.items() if name not in given for part in (name, value)]
+        extra = [
+            part for name, value in defaults.items() if name not in given for part in (name, value)
+        ]
         return d3d("chat", *given, *extra, stdin=lines)
 
     return run
@@ -49,8 +51,14 @@ def test_a_conversation_grows_turn_by_turn(chat: Any, seen: list[Any]) -> None:
     assert outcome.code == 0, outcome.err
     assert [roles(messages) for messages, _ in seen] == [["user"], ["user", "assistant", "user"]]
     second = seen[1][0]
-    assert [message["content"] for message in second if message["role"] == "user"] == ["hello", "how are you?"]
-    answers = [outcome.out[: len(second[1]["content"])], outcome.out[len(second[1]["content"]) + 1 :]]
+    assert [message["content"] for message in second if message["role"] == "user"] == [
+        "hello",
+        "how are you?",
+    ]
+    answers = [
+        outcome.out[: len(second[1]["content"])],
+        outcome.out[len(second[1]["content"]) + 1 :],
+    ]
     assert second[1]["content"] == answers[0]
     assert outcome.err.count("tokens, ") == 2
 
@@ -58,7 +66,10 @@ def test_a_conversation_grows_turn_by_turn(chat: Any, seen: list[Any]) -> None:
 def test_new_starts_over_and_keeps_the_system_message(chat: Any, seen: list[Any]) -> None:
     chat("--system", "be brief", lines="one\n/new\ntwo\n")
     assert [roles(messages) for messages, _ in seen] == [["system", "user"]] * 2
-    assert seen[1][0] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "two"}]
+    assert seen[1][0] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "two"},
+    ]
 
 
 def test_exit_and_the_end_of_input_end_it(chat: Any, seen: list[Any]) -> None:
@@ -120,14 +131,20 @@ def test_flags_reach_the_model(chat: Any, seen: list[Any]) -> None:
 
 
 def test_fused_says_what_plain_says(chat: Any) -> None:
-    plain, fused = chat("--mode", "plain", lines="hello\nmore\n"), chat("--mode", "fused", "--rows", 9, lines="hello\nmore\n")
+    plain, fused = (
+        chat("--mode", "plain", lines="hello\nmore\n"),
+        chat("--mode", "fused", "--rows", 9, lines="hello\nmore\n"),
+    )
     assert fused.code == 0
     assert fused.out == plain.out
     assert "speculation: fused" in fused.err
 
 
 def test_a_seed_repeats_a_sampled_conversation(chat: Any) -> None:
-    runs = [chat("--temperature", 1.0, "--seed", seed, "--max-tokens", 12, lines="hello\nmore\n").out for seed in (1, 1, 2)]
+    runs = [
+        chat("--temperature", 1.0, "--seed", seed, "--max-tokens", 12, lines="hello\nmore\n").out
+        for seed in (1, 1, 2)
+    ]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -164,7 +181,9 @@ def test_a_turn_that_no_longer_fits_is_taken_back(chat: Any, seen: list[Any]) ->
     ],
     ids=str,
 )
-def test_bad_input_gets_one_clear_line(arguments: tuple[object, ...], words: str, chat: Any) -> None:
+def test_bad_input_gets_one_clear_line(
+    arguments: tuple[object, ...], words: str, chat: Any
+) -> None:
     assert chat(*arguments, lines="hello\n").is_refusal(words)
 
 
@@ -172,7 +191,9 @@ def test_input_that_is_no_text(chat: Any) -> None:
     assert chat(lines=b"\xff\xfe\n").is_refusal("standard input is not UTF-8")
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_conversation(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(
+    chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from d3d.cli import show
 
     real, calls = show.stream_answer, []

@@ -9,15 +9,17 @@ import pytest
 
 from d3d.cli.demo import QUESTIONS, Pair, figures
 from d3d.decoding.results import GenerationResult, Speculation, Timing, Usage
-from d3d.models.presets import PRESETS
+from d3d.hub.presets import PRESETS
 from support.command import d3d
 
 
 @pytest.fixture(autouse=True)
 def _preset(tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("smollm2-135m", "tiny"):
-        monkeypatch.setitem(PRESETS, name, replace(PRESETS["smollm2-135m"], name=name, drafter=str(tiny_drafter)))
-    monkeypatch.setattr("d3d.models.loading._preset_target", lambda _preset: tiny_target)
+        monkeypatch.setitem(
+            PRESETS, name, replace(PRESETS["smollm2-135m"], name=name, drafter=str(tiny_drafter))
+        )
+    monkeypatch.setattr("d3d.hub.loading._preset_target", lambda _preset: tiny_target)
 
 
 def test_three_questions_are_answered_twice_and_the_ids_are_equal() -> None:
@@ -43,10 +45,25 @@ def test_model_draft_length_device_and_dtype(monkeypatch: pytest.MonkeyPatch) ->
         return real(self, prompt, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Model, "stream", noted)
-    outcome = d3d("demo", "--model", "tiny", "--max-tokens", 5, "--draft-length", 2, "--device", "cpu", "--dtype", "bfloat16")
+    outcome = d3d(
+        "demo",
+        "--model",
+        "tiny",
+        "--max-tokens",
+        5,
+        "--draft-length",
+        2,
+        "--device",
+        "cpu",
+        "--dtype",
+        "bfloat16",
+    )
     assert outcome.code == 0, outcome.err
     assert "tiny, bfloat16 on cpu" in outcome.out
-    assert outcome.out.splitlines()[-1].split(" (")[0] in ("token-identical: yes", "token-identical: rounding")
+    assert outcome.out.splitlines()[-1].split(" (")[0] in (
+        "token-identical: yes",
+        "token-identical: rounding",
+    )
     assert {options["draft_length"] for options in seen if options["mode"] == "serial"} == {2}
     assert [options["max_tokens"] for options in seen[2:]] == [5] * 6
 
@@ -67,7 +84,11 @@ def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = loop.sample_match
     monkeypatch.setattr(
-        loop, "sample_match", lambda logits, draft, *rest: too_kind(logits, draft) if len(draft) else real(logits, draft, *rest)
+        loop,
+        "sample_match",
+        lambda logits, draft, *rest: (
+            too_kind(logits, draft) if len(draft) else real(logits, draft, *rest)
+        ),
     )
     outcome = d3d("demo", "--max-tokens", 16)
     assert outcome.out.splitlines()[-1] == "token-identical: no"
@@ -91,9 +112,18 @@ def test_bad_input_gets_one_clear_line(arguments: tuple[object, ...], words: str
 
 def test_the_total_weighs_tokens_not_questions() -> None:
     def result(tokens: int, tpot: float | None, rounds: int = 0) -> GenerationResult:
-        spec = Speculation("serial", rounds, (tokens - 1) / rounds, 0.5, (), (), 0, 4, 1) if rounds else None
-        return GenerationResult("", (1,) * tokens, "stop", Usage(1, tokens), Timing(0.1, tpot, 1.0), spec, ())
+        spec = (
+            Speculation("serial", rounds, (tokens - 1) / rounds, 0.5, (), (), 0, 4, 1)
+            if rounds
+            else None
+        )
+        return GenerationResult(
+            "", (1,) * tokens, "stop", Usage(1, tokens), Timing(0.1, tpot, 1.0), spec, ()
+        )
 
-    pairs = [Pair("a", result(101, 0.03), result(101, 0.02, rounds=50)), Pair("b", result(11, 0.06), result(11, 0.01, rounds=2))]
+    pairs = [
+        Pair("a", result(101, 0.03), result(101, 0.02, rounds=50)),
+        Pair("b", result(11, 0.06), result(11, 0.01, rounds=2)),
+    ]
     assert figures(pairs) == ["112", "32.7", "19.1", "1.71", "2.12"]
     assert figures([Pair("c", result(1, None), result(1, None))]) == ["1", "-", "-", "-", "-"]

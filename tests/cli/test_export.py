@@ -39,13 +39,19 @@ def test_options(tiny_target: Path, tmp_path: Path) -> None:
         (("--target", "nonsense"), "no model 'nonsense'"),
     ],
 )
-def test_what_is_refused(more: tuple[object, ...], words: str, tiny_drafter: Path, tmp_path: Path) -> None:
+def test_what_is_refused(
+    more: tuple[object, ...], words: str, tiny_drafter: Path, tmp_path: Path
+) -> None:
     assert d3d("export", tiny_drafter, tmp_path / "out", *more).is_refusal(words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_directory_and_something_else_than_a_drafter_are_refused(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+def test_a_full_directory_and_something_else_than_a_drafter_are_refused(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     assert d3d("export", tiny_drafter, tmp_path).is_refusal("exists already")
-    assert d3d("export", tiny_target, tmp_path / "out").is_refusal("not a d3d drafter but a plain llama model")
+    assert d3d("export", tiny_target, tmp_path / "out").is_refusal(
+        "not a d3d drafter but a plain llama model"
+    )
     assert d3d("export", "nothing-there", tmp_path / "out").is_refusal("no drafter 'nothing-there'")

@@ -1,4 +1,5 @@
-"""`d3d generate` on a tiny model: what every flag does, what is printed where, and what is refused."""
+"""`d3d generate` on a tiny model: what every flag does, what is printed where, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -16,23 +17,32 @@ from safetensors.torch import load_file, save_file
 
 from d3d.cli.show import Painter, paint
 from d3d.decoding.results import StreamChunk
-from d3d.models.checkpoint import save_drafter
+from d3d.hub.checkpoint import save_drafter
 from support.command import Outcome, d3d
-from support.tiny_model import open_tiny, random_drafter, tiny_tokenizer, write_tiny_drafter, write_tiny_target
+from support.tiny_model import (
+    open_tiny,
+    random_drafter,
+    tiny_tokenizer,
+    write_tiny_drafter,
+    write_tiny_target,
+)
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
 def generate(tiny_target: Path, tiny_drafter: Path) -> Any:
-    """`d3d generate` with the tiny target and drafter in float32; 20 tokens unless said otherwise."""
+    """`d3d generate` with the tiny target and drafter in float32; 20 tokens unless said
+    otherwise."""
 
     def run(*arguments: object, prompt: str = "hello", stdin: str | bytes = "") -> Outcome:
         given = [str(argument) for argument in arguments]
         defaults = {"--max-tokens": "20", "--dtype": "float32", "--target": str(tiny_target)}
         if "plain" not in given:
             defaults["--drafter"] = str(tiny_drafter)
-        extra = [part for name, value in defaults.items() if name not in given for part in (name, value)]
+        extra = [
+            part for name, value in defaults.items() if name not in given for part in (name, value)
+        ]
         return d3d("generate", "--prompt", prompt, *given, *extra, stdin=stdin)
 
     return run
@@ -62,55 +72,103 @@ def test_json_is_the_last_line_and_has_exactly_the_documented_shape(generate: An
     outcome = generate("--json")
     record = outcome.record
     assert outcome.out == record["text"] + "\n" + outcome.out.splitlines()[-1] + "\n"
-    assert {name: set(value) if isinstance(value, dict) else None for name, value in record.items()} == {
+    assert {
+        name: set(value) if isinstance(value, dict) else None for name, value in record.items()
+    } == {
         "text": None,
         "token_ids": None,
         "finish_reason": None,
         "usage": {"prompt_tokens", "completion_tokens"},
         "timing": {"ttft_s", "tpot_s", "tokens_per_s"},
-        "speculation": {"mode", "rounds", "acceptance_length", "acceptance_rate", "acceptance_at", "num_accepted_histogram"},
+        "speculation": {
+            "mode",
+            "rounds",
+            "acceptance_length",
+            "acceptance_rate",
+            "acceptance_at",
+            "num_accepted_histogram",
+        },
     }
     assert record["speculation"]["mode"] == "serial"
     assert record["usage"]["completion_tokens"] == len(record["token_ids"]) == 20
     assert record["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8, "--seed", 3)], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampling", [(), ("--temperature", 0.8, "--seed", 3)], ids=["greedy", "seeded"]
+)
 def test_plain_and_serial_have_equal_ids(sampling: tuple[object, ...], generate: Any) -> None:
-    plain, serial = generate("--json", "--mode", "plain", *sampling), generate("--json", "--mode", "serial", *sampling)
+    plain, serial = (
+        generate("--json", "--mode", "plain", *sampling),
+        generate("--json", "--mode", "serial", *sampling),
+    )
     assert ids(plain) == ids(serial)
     assert plain.record["speculation"] is None
     assert "speculation: off (plain mode)" in plain.err
 
 
-@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8, "--seed", 3)], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampling", [(), ("--temperature", 0.8, "--seed", 3)], ids=["greedy", "seeded"]
+)
 def test_fused_has_plains_ids_within_its_rows(sampling: tuple[object, ...], generate: Any) -> None:
-    plain, fused = generate("--json", "--mode", "plain", *sampling), generate("--json", "--mode", "fused", "--rows", 9, *sampling)
+    plain, fused = (
+        generate("--json", "--mode", "plain", *sampling),
+        generate("--json", "--mode", "fused", "--rows", 9, *sampling),
+    )
     assert ids(plain) == ids(fused)
     assert fused.record["speculation"]["mode"] == "fused"
     assert fused.record["speculation"]["undrafted_rounds"] >= 1
     assert "speculation: fused" in fused.err
 
 
-def test_fused_refuses_a_drafter_that_is_not_the_target_with_deltas(tiny_target: Path, tmp_path: Path) -> None:
+def test_fused_refuses_a_drafter_that_is_not_the_target_with_deltas(
+    tiny_target: Path, tmp_path: Path
+) -> None:
     base = open_tiny(tiny_target)
     save_drafter(tmp_path / "full", random_drafter(base, scope=None), base)
-    given = ("generate", "--prompt", "hello", "--target", tiny_target, "--drafter", tmp_path / "full", "--dtype", "float32")
-    assert d3d(*given, "--mode", "fused").is_refusal("deltas at slots only", "serial and plain work")
+    given = (
+        "generate",
+        "--prompt",
+        "hello",
+        "--target",
+        tiny_target,
+        "--drafter",
+        tmp_path / "full",
+        "--dtype",
+        "float32",
+    )
+    assert d3d(*given, "--mode", "fused").is_refusal(
+        "deltas at slots only", "serial and plain work"
+    )
 
 
 def test_plain_mode_needs_no_drafter_and_no_mode_without_one_is_plain(tiny_target: Path) -> None:
-    given = ("generate", "--prompt", "hello", "--target", tiny_target, "--max-tokens", 3, "--dtype", "float32")
+    given = (
+        "generate",
+        "--prompt",
+        "hello",
+        "--target",
+        tiny_target,
+        "--max-tokens",
+        3,
+        "--dtype",
+        "float32",
+    )
     assert d3d(*given, "--mode", "plain").code == 0
     assert "off (no drafter was given" in d3d(*given).err
 
 
-@pytest.mark.parametrize("prompt", ["-x", "--help", "[bold]two[/bold] [/nonsense]", "a\tb\r\nc", ":smile: http://x.y/[1]"])
+@pytest.mark.parametrize(
+    "prompt",
+    ["-x", "--help", "[bold]two[/bold] [/nonsense]", "a\tb\r\nc", ":smile: http://x.y/[1]"],
+)
 def test_prompts_are_taken_literally(prompt: str, generate: Any, tiny_target: Path) -> None:
     import d3d as package
 
     model = package.load(str(tiny_target), dtype="float32")
-    assert generate("--json", prompt=prompt).record["usage"]["prompt_tokens"] == len(model.encode(prompt))
+    assert generate("--json", prompt=prompt).record["usage"]["prompt_tokens"] == len(
+        model.encode(prompt)
+    )
 
 
 TRICKY = "[bold]x[/] :smile:\ta\r\n  " + "long " * 60 + "   \n\n"
@@ -124,7 +182,10 @@ def test_a_models_text_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -
     token_ids = tokenizer.encode(TRICKY)
     done: Any = object()
     for colored in (None, tokenizer):
-        chunks = [StreamChunk(tokenizer.decode([token_id]), (token_id,), 0, done) for token_id in token_ids]
+        chunks = [
+            StreamChunk(tokenizer.decode([token_id]), (token_id,), 0, done)
+            for token_id in token_ids
+        ]
         assert stream_answer(chunks, tokenizer=colored) is done
         assert ANSI.sub("", capsys.readouterr().out) == TRICKY + "\n"
 
@@ -144,13 +205,17 @@ def test_raw_leaves_the_template_out(generate: Any) -> None:
 
 
 def test_thinking_reaches_the_template_and_is_recorded(generate: Any) -> None:
-    runs = {flag: generate("--json", *flag).record for flag in ((), ("--thinking",), ("--no-thinking",))}
+    runs = {
+        flag: generate("--json", *flag).record for flag in ((), ("--thinking",), ("--no-thinking",))
+    }
     assert [run.get("thinking") for run in runs.values()] == [None, True, False]
     counts = [run["usage"]["prompt_tokens"] for run in runs.values()]
     assert counts[0] < counts[1] < counts[2]
 
 
-def test_thinking_warns_where_the_template_has_no_such_switch(generate: Any, tiny_target: Path, tmp_path: Path) -> None:
+def test_thinking_warns_where_the_template_has_no_such_switch(
+    generate: Any, tiny_target: Path, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(tiny_target, tmp_path / "t"))
     (copy / "chat_template.jinja").write_text("{{ messages[0].content }}")
     outcome = generate("--thinking", "--target", copy, "--mode", "plain")
@@ -166,17 +231,23 @@ def test_max_tokens(generate: Any) -> None:
 
 
 def test_temperature_and_seed(generate: Any) -> None:
-    one, again, other = (generate("--json", "--temperature", 1.2, "--seed", seed) for seed in (1, 1, 2))
+    one, again, other = (
+        generate("--json", "--temperature", 1.2, "--seed", seed) for seed in (1, 1, 2)
+    )
     assert ids(one) == ids(again) != ids(other)
     assert one.record["seed"] == 1
     assert ids(one) != ids(generate("--json"))
     drawn = generate("--json", "--temperature", 1.2)
-    assert ids(generate("--json", "--temperature", 1.2, "--seed", drawn.record["seed"])) == ids(drawn)
+    assert ids(generate("--json", "--temperature", 1.2, "--seed", drawn.record["seed"])) == ids(
+        drawn
+    )
 
 
 @pytest.mark.parametrize("flag", [("--top-k", 1), ("--top-p", 1e-6), ("--min-p", 1.0)], ids=str)
 def test_a_filter_that_leaves_one_token_is_greedy(flag: tuple[str, float], generate: Any) -> None:
-    assert ids(generate("--json", "--temperature", 1.5, "--seed", 4, *flag)) == ids(generate("--json"))
+    assert ids(generate("--json", "--temperature", 1.5, "--seed", 4, *flag)) == ids(
+        generate("--json")
+    )
 
 
 @pytest.mark.parametrize("flag", ["--presence-penalty", "--frequency-penalty"])
@@ -226,10 +297,15 @@ def test_logprobs_are_in_the_record(generate: Any) -> None:
 
 def test_draft_length_is_the_width_of_a_round(generate: Any) -> None:
     for length in (1, 6):
-        assert len(generate("--json", "--draft-length", length).record["speculation"]["acceptance_at"]) == length
+        assert (
+            len(generate("--json", "--draft-length", length).record["speculation"]["acceptance_at"])
+            == length
+        )
 
 
-def test_denoise_steps_run_more_drafter_passes(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_denoise_steps_run_more_drafter_passes(
+    generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from d3d.drafting.block_drafter import BlockDraftSession
 
     passes, real = [0], BlockDraftSession._choose
@@ -254,7 +330,11 @@ def test_dtype_and_device_reach_the_model(generate: Any, monkeypatch: pytest.Mon
 
     seen = []
     real = api.open_model
-    monkeypatch.setattr(api, "open_model", lambda *arguments, **options: seen.append(real(*arguments, **options)) or seen[-1])
+    monkeypatch.setattr(
+        api,
+        "open_model",
+        lambda *arguments, **options: seen.append(real(*arguments, **options)) or seen[-1],
+    )
     assert generate("--dtype", "bfloat16", "--device", "cpu").code == 0
     assert generate("--dtype", "auto", "--device", "auto").code == 0
     assert seen[0].transformer.dtype == torch.bfloat16
@@ -296,7 +376,10 @@ def test_text_that_a_stop_string_held_back_keeps_its_colour() -> None:
     painter = Painter(tokenizer)
     assert list(painter.pieces(StreamChunk("x", tuple(token_ids[:2]), 2))) == [("x", True)]
     assert list(painter.pieces(StreamChunk("", (token_ids[2],), 0))) == []
-    assert list(painter.pieces(StreamChunk("yz", (token_ids[3],), 0))) == [("y", True), ("z", False)]
+    assert list(painter.pieces(StreamChunk("yz", (token_ids[3],), 0))) == [
+        ("y", True),
+        ("z", False),
+    ]
 
 
 def test_half_a_character_at_the_end_is_shown() -> None:
@@ -345,23 +428,43 @@ def test_half_a_character_at_the_end_is_shown() -> None:
     ],
     ids=str,
 )
-def test_bad_input_gets_one_clear_line(arguments: tuple[object, ...], words: list[str], generate: Any) -> None:
+def test_bad_input_gets_one_clear_line(
+    arguments: tuple[object, ...], words: list[str], generate: Any
+) -> None:
     outcome = generate(*arguments)
     assert outcome.is_refusal(*words), outcome
 
 
 def test_an_unknown_preset_lists_the_presets() -> None:
-    assert d3d("generate", "--prompt", "x", "--model", "gpt9").is_refusal("no preset is named 'gpt9'", "smollm2-135m")
+    assert d3d("generate", "--prompt", "x", "--model", "gpt9").is_refusal(
+        "no preset is named 'gpt9'", "smollm2-135m"
+    )
 
 
-def test_plain_mode_and_a_drafter_contradict_each_other(tiny_target: Path, tiny_drafter: Path) -> None:
-    outcome = d3d("generate", "--prompt", "x", "--target", tiny_target, "--drafter", tiny_drafter, "--mode", "plain")
+def test_plain_mode_and_a_drafter_contradict_each_other(
+    tiny_target: Path, tiny_drafter: Path
+) -> None:
+    outcome = d3d(
+        "generate",
+        "--prompt",
+        "x",
+        "--target",
+        tiny_target,
+        "--drafter",
+        tiny_drafter,
+        "--mode",
+        "plain",
+    )
     assert outcome.is_refusal("--mode plain uses no drafter")
 
 
-def test_serial_without_a_drafter_is_refused_before_the_target_is_read(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serial_without_a_drafter_is_refused_before_the_target_is_read(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("d3d.api.open_model", None)
-    assert d3d("generate", "--prompt", "x", "--target", tiny_target, "--mode", "serial").is_refusal("needs a drafter", "--drafter")
+    assert d3d("generate", "--prompt", "x", "--target", tiny_target, "--mode", "serial").is_refusal(
+        "needs a drafter", "--drafter"
+    )
 
 
 @pytest.mark.parametrize("prompt", ["", "   "])
@@ -375,7 +478,9 @@ def test_empty_standard_input_and_one_that_is_no_text(generate: Any) -> None:
 
 
 def test_a_prompt_longer_than_the_context(generate: Any) -> None:
-    assert generate(prompt="the cat " * 300).is_refusal("leave no room for an answer in a context of 256")
+    assert generate(prompt="the cat " * 300).is_refusal(
+        "leave no room for an answer in a context of 256"
+    )
 
 
 def test_an_unknown_flag_is_named() -> None:
@@ -385,11 +490,15 @@ def test_an_unknown_flag_is_named() -> None:
     assert "No such option: --no-such-flag" in ANSI.sub("", outcome.err)
 
 
-def test_damaged_and_foreign_checkpoints(generate: Any, tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+def test_damaged_and_foreign_checkpoints(
+    generate: Any, tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
     cut = Path(shutil.copytree(tiny_target, tmp_path / "cut"))
     (cut / "model.safetensors").write_bytes((tiny_target / "model.safetensors").read_bytes()[:-100])
     assert generate("--target", cut).is_refusal("model.safetensors is damaged", "fetch it again")
-    assert generate("--drafter", tiny_target).is_refusal("is not a d3d drafter but a plain llama model")
+    assert generate("--drafter", tiny_target).is_refusal(
+        "is not a d3d drafter but a plain llama model"
+    )
     (tmp_path / "empty").mkdir()
     assert generate("--target", tmp_path / "empty").is_refusal("holds no config.json")
     assert generate("--drafter", tmp_path / "empty").is_refusal("is not a drafter")
@@ -398,16 +507,22 @@ def test_damaged_and_foreign_checkpoints(generate: Any, tiny_target: Path, tiny_
     del tensors["mask_vector"]
     save_file(tensors, lacking / "model.safetensors")
     assert generate("--drafter", lacking).is_refusal("lacks mask_vector")
-    assert generate("--target", tiny_drafter).is_refusal("is a d3d drafter, which can't be a target")
+    assert generate("--target", tiny_drafter).is_refusal(
+        "is a d3d drafter, which can't be a target"
+    )
 
 
 def test_a_drafter_of_another_tokenizer(generate: Any, tmp_path: Path) -> None:
     other = write_tiny_target(tmp_path / "other", texts=["quite another text"] * 4)
     drafter = write_tiny_drafter(tmp_path / "d", other)
-    assert generate("--drafter", drafter).is_refusal("another tokenizer", "token id", "in the first", "in the second")
+    assert generate("--drafter", drafter).is_refusal(
+        "another tokenizer", "token id", "in the first", "in the second"
+    )
 
 
-def test_warnings_of_a_failing_drafter_reach_standard_error_and_the_record(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_a_failing_drafter_reach_standard_error_and_the_record(
+    generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no [red]memory[/red]")
 
@@ -423,8 +538,19 @@ def test_warnings_of_a_failing_drafter_reach_standard_error_and_the_record(gener
 # The real command
 
 
-def test_the_real_command_streams_to_a_pipe(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "d3d.cli.app", "generate", "--target", str(tiny_target), "--drafter", str(tiny_drafter)]
+def test_the_real_command_streams_to_a_pipe(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "d3d.cli.app",
+        "generate",
+        "--target",
+        str(tiny_target),
+        "--drafter",
+        str(tiny_drafter),
+    ]
     result = subprocess.run(
         [*command, "--prompt", "-", "--max-tokens", "8", "--dtype", "float32", "--json"],
         input="hello\n",
@@ -435,7 +561,13 @@ def test_the_real_command_streams_to_a_pipe(tiny_target: Path, tiny_drafter: Pat
     )
     assert result.returncode == 0, result.stderr
     assert len(json.loads(result.stdout.splitlines()[-1])["token_ids"]) == 8
-    failed = subprocess.run([*command, "--prompt", "", "--dtype", "float32"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    failed = subprocess.run(
+        [*command, "--prompt", "", "--dtype", "float32"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr == "d3d: error: prompt: it is empty; give some text\n"
 

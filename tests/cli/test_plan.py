@@ -1,4 +1,5 @@
-"""`d3d plan` as a shell sees it, with costs from data sheets; what it needs a profile for is in tests/planning/test_profile.py."""
+"""`d3d plan` as a shell sees it, with costs from data sheets; what it needs a profile for is in
+tests/planning/test_profile.py."""
 
 from __future__ import annotations
 
@@ -21,16 +22,27 @@ def modes(*arguments: object) -> dict[str, dict[str, Any]]:
 
 
 def test_a_second_device_hides_what_one_does_not() -> None:
-    two, one = (modes(*H100, "--devices", count, *MEAN, "--hit-rate", 1, "--outcomes", 8) for count in (2, 1))
+    two, one = (
+        modes(*H100, "--devices", count, *MEAN, "--hit-rate", 1, "--outcomes", 8)
+        for count in (2, 1)
+    )
     name = "async 16, 8 outcomes"
     assert two["plain"] == one["plain"]
     assert two["serial 16"] == one["serial 16"]
-    assert float(two[name]["over plain"]) > float(two["serial 16"]["over plain"]) > float(one[name]["over plain"])
+    assert (
+        float(two[name]["over plain"])
+        > float(two["serial 16"]["over plain"])
+        > float(one[name]["over plain"])
+    )
 
 
 def test_without_a_hit_rate_both_ends_are_told() -> None:
     outcome = d3d("plan", *H100, *MEAN, "--json")
-    notes = [row["note"] for row in outcome.record["tables"][0]["rows"] if row["mode"].startswith("async")]
+    notes = [
+        row["note"]
+        for row in outcome.record["tables"][0]["rows"]
+        if row["mode"].startswith("async")
+    ]
     assert len(notes) == 2
     assert "if every successor were there" in notes[0]
     assert "if none were" in notes[1]
@@ -40,7 +52,9 @@ def test_published_figures_are_told_apart_from_modelled_ones() -> None:
     outcome = d3d("plan", "--published", "--outcomes", 17)
     assert outcome.code == 0, outcome.err
     assert "(modelled)" in outcome.out
-    assert "Published: acceptance length and speed-up; all else is modelled" in " ".join(outcome.out.split())
+    assert "Published: acceptance length and speed-up; all else is modelled" in " ".join(
+        outcome.out.split()
+    )
     assert "2 H200" in outcome.out
 
 
@@ -82,7 +96,11 @@ def test_what_can_not_be_is_refused_in_one_line(
 
 
 def test_a_plain_answer_is_no_trace_to_plan_with(tmp_path: Path) -> None:
-    record = {"usage": {"prompt_tokens": 3, "completion_tokens": 4}, "timing": {"tpot_s": 0.1}, "speculation": None}
+    record = {
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+        "timing": {"tpot_s": 0.1},
+        "speculation": None,
+    }
     file = tmp_path / "plain.json"
     file.write_text(json.dumps(record))
     assert d3d("plan", *H100, "--trace", file).is_refusal("nothing was drafted")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from d3d.models.checkpoint import read_config
+from d3d.hub.checkpoint import read_config
 from support.command import Outcome, d3d
 from support.tiny_model import write_tiny_drafter, write_tiny_target
 
@@ -20,14 +20,33 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("prune")
     target = write_tiny_target(root / "target", num_hidden_layers=4)
     write_tiny_drafter(root / "drafter", target, anchor_slot=True)
-    (root / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
-    made = d3d("data", root / "answers.jsonl", "--prompts", root / "prompts.jsonl", "--target", target, "--max-tokens", 16)
+    (root / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS)
+    )
+    made = d3d(
+        "data",
+        root / "answers.jsonl",
+        "--prompts",
+        root / "prompts.jsonl",
+        "--target",
+        target,
+        "--max-tokens",
+        16,
+    )
     assert made.code == 0, made.err
     return root
 
 
 def prune(parts: Path, *options: object, out: str = "run") -> Outcome:
-    common = (parts / "drafter", parts / "answers.jsonl", parts / out, "--target", parts / "target", "--draft-length", 4)
+    common = (
+        parts / "drafter",
+        parts / "answers.jsonl",
+        parts / out,
+        "--target",
+        parts / "target",
+        "--draft-length",
+        4,
+    )
     return d3d("prune", *common, *options)
 
 
@@ -46,7 +65,17 @@ def test_a_curve_a_picture_and_a_checkpoint_that_generates(parts: Path) -> None:
     assert (parts / "run" / "curve.svg").read_text().lstrip().startswith("<?xml")
     layers = read_config(chosen).drafter.slot_layers
     assert layers is None or len(layers) == record["chosen"]["layers"]
-    common = ("--target", parts / "target", "--prompt", "hello", "--max-tokens", 12, "--dtype", "float32", "--json")
+    common = (
+        "--target",
+        parts / "target",
+        "--prompt",
+        "hello",
+        "--max-tokens",
+        12,
+        "--dtype",
+        "float32",
+        "--json",
+    )
     plain = d3d("generate", *common, "--mode", "plain")
     drafted = d3d("generate", *common, "--drafter", chosen)
     assert drafted.record["token_ids"] == plain.record["token_ids"]
@@ -55,9 +84,18 @@ def test_a_curve_a_picture_and_a_checkpoint_that_generates(parts: Path) -> None:
 def test_healing_is_told_in_the_curve(parts: Path) -> None:
     options = ("--fewest-layers", 3, "--judge", parts / "answers.jsonl")
     assert prune(parts, *options, out="both").is_refusal("would choose layers and judge")
-    common = ("--prompts", parts / "prompts.jsonl", "--target", parts / "target", "--max-tokens", 16)
+    common = (
+        "--prompts",
+        parts / "prompts.jsonl",
+        "--target",
+        parts / "target",
+        "--max-tokens",
+        16,
+    )
     d3d("data", parts / "corpus.jsonl", *common, "--temperature", 1)
-    assert prune(parts, "--heal", parts / "corpus.jsonl", out="healed").is_refusal("there is no corpus to train on")
+    assert prune(parts, "--heal", parts / "corpus.jsonl", out="healed").is_refusal(
+        "there is no corpus to train on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,5 +107,7 @@ def test_healing_is_told_in_the_curve(parts: Path) -> None:
         (("--draft-length", 9), ("draft length: 9",)),
     ],
 )
-def test_what_can_not_be_is_refused_in_one_line(options: tuple[object, ...], words: tuple[str, ...], parts: Path) -> None:
+def test_what_can_not_be_is_refused_in_one_line(
+    options: tuple[object, ...], words: tuple[str, ...], parts: Path
+) -> None:
     assert prune(parts, *options, out="refused").is_refusal(*words)

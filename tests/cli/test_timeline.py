@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from d3d.core.errors import InvalidRequest
 from d3d.core.types import Preparation, RoundStats
 from d3d.decoding.timeline import chrome_trace, overlap
 from d3d.decoding.trace_file import read_trace
+from d3d.errors import InvalidRequest
 from support.command import d3d
 
 ROUNDS = [
@@ -39,7 +39,9 @@ def write(directory: Path, content: Any) -> Path:
 def test_a_trace_read_back_is_what_was_written(trace: Path) -> None:
     read = read_trace(trace)
     assert [stats[:3] for stats in read] == [stats[:3] for stats in ROUNDS]
-    assert [stats.started for stats in read] == pytest.approx([stats.started - 9.0 for stats in ROUNDS])
+    assert [stats.started for stats in read] == pytest.approx(
+        [stats.started - 9.0 for stats in ROUNDS]
+    )
     assert [stats.preparation and stats.preparation[:2] for stats in read] == [
         stats.preparation and stats.preparation[:2] for stats in ROUNDS
     ]
@@ -59,7 +61,15 @@ def test_the_figures_as_json_and_as_a_table(trace: Path) -> None:
     assert record["t_switch_s"] == pytest.approx(0.01)
     printed = d3d("timeline", trace)
     assert printed.code == 0
-    for words in ("t_verify, ms", "1000.0", "t_switch, ms", "10.00", "overlap_ratio", "unprepared 1", "hit rate"):
+    for words in (
+        "t_verify, ms",
+        "1000.0",
+        "t_switch, ms",
+        "10.00",
+        "overlap_ratio",
+        "unprepared 1",
+        "hit rate",
+    ):
         assert words in printed.out
 
 
@@ -67,10 +77,25 @@ def test_the_picture_has_both_lanes_and_every_mark(trace: Path, tmp_path: Path) 
     pytest.importorskip("matplotlib")
     out = tmp_path / "picture.svg"
     assert d3d("timeline", trace, "--out", out).code == 0
-    texts = {element.text for element in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text")}
-    assert {"target", "drafter", "hit", "miss", "late", "verify", "switch", "waits for a draft", "draft worker's pass"} <= texts
+    texts = {
+        element.text for element in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {
+        "target",
+        "drafter",
+        "hit",
+        "miss",
+        "late",
+        "verify",
+        "switch",
+        "waits for a draft",
+        "draft worker's pass",
+    } <= texts
     assert {"4/4", "2/4", "1/4", "0/0"} <= texts
-    assert any(str(text).startswith("5 rounds: t_draft 800.0 ms, t_verify 1000.0 ms, t_switch 10.00 ms") for text in texts)
+    assert any(
+        str(text).startswith("5 rounds: t_draft 800.0 ms, t_verify 1000.0 ms, t_switch 10.00 ms")
+        for text in texts
+    )
     again = tmp_path / "again.svg"
     d3d("timeline", trace, "--out", again)
     assert again.read_bytes() == out.read_bytes()
@@ -80,7 +105,9 @@ def test_some_rounds_only_and_png(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "some.SVG"
     assert d3d("timeline", trace, "--out", out, "--start", 1, "--rounds", 2).code == 0
-    texts = {element.text for element in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text")}
+    texts = {
+        element.text for element in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text")
+    }
     assert {"4/4", "2/4", "hit", "late"} <= texts
     assert not {"1/4", "0/0", "miss"} & texts
     assert d3d("timeline", trace, "--out", tmp_path / "some.png").code == 0
@@ -95,19 +122,29 @@ def test_rounds_of_serial_mode_are_drawn_without_a_drafters_pass(tmp_path: Path)
     assert record["hit_rate"] is record["overlap_ratio"] is None
 
 
-def test_where_nothing_can_be_drawn(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_drawn(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert d3d("timeline", trace, "--out", tmp_path / "x.pdf").is_refusal("x.pdf", ".svg or .png")
     assert d3d("timeline", tmp_path / "nothing.json").is_refusal("nothing.json", "can't be read")
     assert d3d("timeline", tmp_path).is_refusal("can't be read")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert d3d("timeline", trace, "--out", tmp_path / "x.svg").is_refusal("pip install 'd3d-decoding[bench]'")
+    assert d3d("timeline", trace, "--out", tmp_path / "x.svg").is_refusal(
+        "pip install 'd3d-decoding[bench]'"
+    )
     assert d3d("timeline", trace).code == 0, "the table needs no matplotlib"
 
 
-def test_a_picture_that_starts_behind_the_trace_or_can_not_be_written_is_refused(trace: Path, tmp_path: Path) -> None:
+def test_a_picture_that_starts_behind_the_trace_or_can_not_be_written_is_refused(
+    trace: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
-    assert d3d("timeline", trace, "--out", tmp_path / "x.svg", "--start", 5).is_refusal("--start 5", "4")
-    assert d3d("timeline", trace, "--out", tmp_path / "nowhere" / "x.svg").is_refusal("can't be written")
+    assert d3d("timeline", trace, "--out", tmp_path / "x.svg", "--start", 5).is_refusal(
+        "--start 5", "4"
+    )
+    assert d3d("timeline", trace, "--out", tmp_path / "nowhere" / "x.svg").is_refusal(
+        "can't be written"
+    )
 
 
 def event(**changes: Any) -> dict[str, Any]:
@@ -132,8 +169,14 @@ WAIT = event(name="draft")
         ({"traceEvents": [event()]}, "complete"),
         ({"traceEvents": [event(), event(), WAIT]}, "twice"),
         ({"traceEvents": [event(args=event()["args"] | {"round": 1}), WAIT]}, "complete"),
-        ({"traceEvents": [event(args=event()["args"] | {"num_accepted": 2}), WAIT]}, "more than was drafted"),
-        ({"traceEvents": [event(args=event()["args"] | {"num_committed": None}), WAIT]}, "`num_committed`"),
+        (
+            {"traceEvents": [event(args=event()["args"] | {"num_accepted": 2}), WAIT]},
+            "more than was drafted",
+        ),
+        (
+            {"traceEvents": [event(args=event()["args"] | {"num_committed": None}), WAIT]},
+            "`num_committed`",
+        ),
         ({"traceEvents": [event(args=event()["args"] | {"readiness": "maybe"}), WAIT]}, "maybe"),
         ({"traceEvents": [event(), WAIT, event(name="prepare", args={})]}, "passes of a drafter"),
     ],
@@ -149,7 +192,9 @@ def test_a_trace_without_a_round_says_so(tmp_path: Path) -> None:
     assert d3d("timeline", write(tmp_path, chrome_trace([]))).is_refusal("holds no round")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000], ids=["empty", "cut", "binary", "deep"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000], ids=["empty", "cut", "binary", "deep"]
+)
 def test_a_file_that_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)

@@ -1,4 +1,5 @@
-"""Auto mode in the loop: modes change between rounds, the answer does not. Time is scripted; no real clock decides anything."""
+"""Auto mode in the loop: modes change between rounds, the answer does not. Time is scripted; no
+real clock decides anything."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.pausing import Pausing
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine
 from support.drafters import text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
 
@@ -76,8 +77,14 @@ def target() -> NativeEngine:
     return NativeEngine(tiny_transformer(seed=1))
 
 
-def auto(drafters: dict[str, Drafter], times: dict[int, ModeTimes] | None = None, draft_length: int = 5) -> AutoDrafter:
-    return AutoDrafter({mode: Candidate(one, draft_length) for mode, one in drafters.items()}, {}, {} if times is None else times)
+def auto(
+    drafters: dict[str, Drafter], times: dict[int, ModeTimes] | None = None, draft_length: int = 5
+) -> AutoDrafter:
+    return AutoDrafter(
+        {mode: Candidate(one, draft_length) for mode, one in drafters.items()},
+        {},
+        {} if times is None else times,
+    )
 
 
 def decode(engine: Any, drafter: AutoDrafter, runs: list[Run]) -> list[Run]:
@@ -88,7 +95,9 @@ Make = Callable[[int, list[list[int]]], Double]
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
-def test_a_hopeless_drafter_costs_a_tenth_of_the_time_at_most(sampling: str, target: NativeEngine, clock: Clock) -> None:
+def test_a_hopeless_drafter_costs_a_tenth_of_the_time_at_most(
+    sampling: str, target: NativeEngine, clock: Clock
+) -> None:
     params = SAMPLING[sampling] | {"max_tokens": 128}
     engine = Timed(target, clock)
     plain = run(engine, **params)
@@ -104,7 +113,9 @@ def test_a_hopeless_drafter_costs_a_tenth_of_the_time_at_most(sampling: str, tar
         choice = drafter.report()
         assert choice.mode == PLAIN
         assert "drafting does not pay here" in choice.why
-        assert sum(choice.rounds.values()) == len(one.rounds) - 1, "the last token needs no draft, so nobody is asked"
+        assert sum(choice.rounds.values()) == len(one.rounds) - 1, (
+            "the last token needs no draft, so nobody is asked"
+        )
 
 
 def test_the_best_mode_is_taken_and_remembered(target: NativeEngine, clock: Clock) -> None:
@@ -129,7 +140,9 @@ def test_the_best_mode_is_taken_and_remembered(target: NativeEngine, clock: Cloc
             assert clock.now - before < 1.15 * 200 * 1.4 / 6
 
 
-def test_the_first_token_and_the_first_rounds_wait_for_no_drafter(target: NativeEngine, clock: Clock) -> None:
+def test_the_first_token_and_the_first_rounds_wait_for_no_drafter(
+    target: NativeEngine, clock: Clock
+) -> None:
     drafter = auto({"serial": failing(oracle(8, []))})
     engine = Timed(target, clock)
     (one,) = decode(engine, drafter, [make(engine, max_tokens=4)])
@@ -139,7 +152,9 @@ def test_the_first_token_and_the_first_rounds_wait_for_no_drafter(target: Native
 
 
 @pytest.mark.parametrize("break_it", [failing, faulty], ids=["raises", "faulty"])
-def test_a_mode_that_breaks_is_left_out_and_the_others_go_on(break_it: Any, target: NativeEngine, clock: Clock) -> None:
+def test_a_mode_that_breaks_is_left_out_and_the_others_go_on(
+    break_it: Any, target: NativeEngine, clock: Clock
+) -> None:
     engine = Timed(target, clock)
     plain = run(engine, max_tokens=150)
     answers = [plain.token_ids]
@@ -154,16 +169,33 @@ def test_a_mode_that_breaks_is_left_out_and_the_others_go_on(break_it: Any, targ
     assert len(choice.faults) == 1
 
 
-def test_modes_that_change_every_round_leave_the_answer_as_it_is(target: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared cache, fused passes and a cache of its own, in one answer; also in batches that shrink."""
+def test_modes_that_change_every_round_leave_the_answer_as_it_is(
+    target: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared cache, fused passes and a cache of its own, in one answer; also in batches that
+    shrink."""
     model = tiny_drafter(target.model, previous_token_width=8)
     own = tiny_drafter(target.model, scope=None)
     fused = FusedEngine(target, model, 4, 12)
-    order = ["serial", PLAIN, "fused", "fused", "own", "serial", "fused", PLAIN, PLAIN, "own", "own"]
+    order = [
+        "serial",
+        PLAIN,
+        "fused",
+        "fused",
+        "own",
+        "serial",
+        "fused",
+        PLAIN,
+        PLAIN,
+        "own",
+        "own",
+    ]
     for sampling in ("greedy", "temperature"):
         for lengths in ((60,), (70, 20, 45)):
             turns = iter(order * 100)
-            monkeypatch.setattr("d3d.decoding.mode_choice.Chooser._wanted", lambda *_, turns=turns: next(turns))
+            monkeypatch.setattr(
+                "d3d.decoding.mode_choice.Chooser._wanted", lambda *_, turns=turns: next(turns)
+            )
             drafter = AutoDrafter(
                 {
                     "serial": Candidate(BlockDrafter(model, VOCAB), 5),
@@ -175,10 +207,15 @@ def test_modes_that_change_every_round_leave_the_answer_as_it_is(target: NativeE
             )
 
             def runs(lengths: tuple[int, ...] = lengths, sampling: str = sampling) -> list[Run]:
-                return [make(target, text(4 + n, seed=n), max_tokens=length, **SAMPLING[sampling]) for n, length in enumerate(lengths)]
+                return [
+                    make(target, text(4 + n, seed=n), max_tokens=length, **SAMPLING[sampling])
+                    for n, length in enumerate(lengths)
+                ]
 
             together = decode(fused, drafter, runs())
-            assert [one.ids for one in together] == [one.ids for one in run_all(target, None, runs(), 0)]
+            assert [one.ids for one in together] == [
+                one.ids for one in run_all(target, None, runs(), 0)
+            ]
             choice = drafter.report()
             assert choice.faults == ()
             assert choice.rounds.keys() == {PLAIN, "serial", "fused", "own"}
@@ -186,27 +223,36 @@ def test_modes_that_change_every_round_leave_the_answer_as_it_is(target: NativeE
             assert sum(length > 0 for length in drafted) > len(drafted) // 4
 
 
-@pytest.mark.parametrize("scope", ["slots", None], ids=["on the target's cache", "with a cache of its own"])
+@pytest.mark.parametrize(
+    "scope", ["slots", None], ids=["on the target's cache", "with a cache of its own"]
+)
 def test_what_spares_drafts_keeps_its_cache_and_its_memory_over_turns(
     scope: str | None, target: NativeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_drafter(target.model, scope=scope)
     rows: list[int] = []
     hidden = model.hidden
-    monkeypatch.setattr(model, "hidden", lambda ids, *rest: (rows.append(ids.shape[1]), hidden(ids, *rest))[1])
+    monkeypatch.setattr(
+        model, "hidden", lambda ids, *rest: (rows.append(ids.shape[1]), hidden(ids, *rest))[1]
+    )
     turns = iter(([PLAIN] * 2 + ["serial"] * 4) * 100)
     monkeypatch.setattr("d3d.decoding.mode_choice.Chooser._wanted", lambda *_: next(turns))
     drafter = LookupFirst(Pausing(BlockDrafter(model, VOCAB), 9.0), 8)
     auto_drafter = AutoDrafter({"serial": Candidate(drafter, 5)}, {}, {})
     run = make(target, text(80), max_tokens=60)
-    assert decode(target, auto_drafter, [run])[0].ids == run_all(target, None, [make(target, text(80), max_tokens=60)], 0)[0].ids
+    assert (
+        decode(target, auto_drafter, [run])[0].ids
+        == run_all(target, None, [make(target, text(80), max_tokens=60)], 0)[0].ids
+    )
     drafts = sum(stats.draft_length > 0 for stats in run.rounds)
     assert 2 <= drafts <= 6, "a pause goes on where a turn has ended"
     assert len(rows) >= drafts
     assert sum(rows) < 80 + 60 + 9 * len(rows), "the text is read once"
 
 
-def test_what_holds_something_elsewhere_is_closed_when_its_turn_ends(target: NativeEngine, clock: Clock) -> None:
+def test_what_holds_something_elsewhere_is_closed_when_its_turn_ends(
+    target: NativeEngine, clock: Clock
+) -> None:
     closed: list[int] = []
 
     class Holding:

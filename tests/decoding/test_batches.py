@@ -1,4 +1,5 @@
-"""Requests that are decoded together do not notice each other, and a drafter that fails costs speed only."""
+"""Requests that are decoded together do not notice each other, and a drafter that fails costs speed
+only."""
 
 from __future__ import annotations
 
@@ -7,16 +8,38 @@ from typing import Any
 
 import pytest
 
-from d3d.baselines.scripted import Double, always_wrong, empty, failing, faulty, noisy, oracle, slow, wrong_at
+from d3d.baselines.scripted import (
+    Double,
+    always_wrong,
+    empty,
+    failing,
+    faulty,
+    noisy,
+    oracle,
+    slow,
+    wrong_at,
+)
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.decoding.drafts import Drafts, Limits, without_holes
-from d3d.engines.native import NativeEngine
+from d3d.target.native import NativeEngine
 from support.runs import PROMPT, SAMPLING, Run, Watched, make, run, run_all
 
-PROMPTS = [[(31 * index + 7 * place) % 97 for place in range(length)] for index, length in enumerate((1, 3, 40, 5, 17, 2, 9, 70))]
+PROMPTS = [
+    [(31 * index + 7 * place) % 97 for place in range(length)]
+    for index, length in enumerate((1, 3, 40, 5, 17, 2, 9, 70))
+]
 LIMITS = (12, 1, 30, 7, 25, 2, 19, 3)
-WAYS = ("greedy", "hot", "temperature", "top_k", "greedy penalties", "greedy", "sampled penalties", "bias")
+WAYS = (
+    "greedy",
+    "hot",
+    "temperature",
+    "top_k",
+    "greedy penalties",
+    "greedy",
+    "sampled penalties",
+    "bias",
+)
 
 
 def eight(target: NativeEngine, **extra: Any) -> list[Run]:
@@ -47,7 +70,9 @@ def mixed(solo: list[Run], vocab_size: int, block_size: int) -> Double:
     by_prompt = {tuple(prompt): kind for prompt, kind in zip(PROMPTS, kinds, strict=True)}
 
     def propose(sequence: Sequence, length: int, number: int) -> DraftBlock:
-        return by_prompt[tuple(sequence.token_ids[: sequence.prompt_length])].propose(sequence, length, number)
+        return by_prompt[tuple(sequence.token_ids[: sequence.prompt_length])].propose(
+            sequence, length, number
+        )
 
     return Double(block_size, propose)
 
@@ -77,9 +102,13 @@ def test_each_is_drafted_for_as_if_alone(target: NativeEngine, block_size: int) 
 def test_requests_leave_as_they_end(target: NativeEngine) -> None:
     watched = Watched(target)
     together = run_all(watched, None, eight(target))
-    assert [len(batch) for batch in watched.fed] == [8] + [sum(limit > done for limit in LIMITS) for done in range(1, max(LIMITS))]
+    assert [len(batch) for batch in watched.fed] == [8] + [
+        sum(limit > done for limit in LIMITS) for done in range(1, max(LIMITS))
+    ]
     assert watched.num_kept == [7, 6, 5, 4, 3, 2, 1]
-    assert all(len(one.events) == len(one.ids) for one in together), "nothing is told of those that have left"
+    assert all(len(one.events) == len(one.ids) for one in together), (
+        "nothing is told of those that have left"
+    )
 
 
 def test_the_cache_holds_each_sequence_but_its_anchor(target: NativeEngine) -> None:
@@ -88,7 +117,9 @@ def test_the_cache_holds_each_sequence_but_its_anchor(target: NativeEngine) -> N
     runs = eight(target)
     rounds = 0
     for event_of in _rounds(watched, mixed(solo, target.vocab_size, 4), runs):
-        assert sorted(watched.lengths[-1]) == sorted(len(runs[index].request.sequence) - 1 for index in event_of)
+        assert sorted(watched.lengths[-1]) == sorted(
+            len(runs[index].request.sequence) - 1 for index in event_of
+        )
         rounds += 1
     assert rounds == len(watched.lengths) > 8
 
@@ -110,7 +141,10 @@ def _rounds(engine: Any, drafter: Double, runs: list[Run]) -> Any:
 def test_seeded_and_greedy_requests_do_not_mix(target: NativeEngine) -> None:
     def requests() -> list[Run]:
         ways = [{"temperature": 2.0, "seed": seed} for seed in (1, 42, 43)]
-        return [make(target, **{**way, "max_tokens": 25}) for way in (*ways, {}, {"temperature": 2.0, "seed": 42})]
+        return [
+            make(target, **{**way, "max_tokens": 25})
+            for way in (*ways, {}, {"temperature": 2.0, "seed": 42})
+        ]
 
     solo = [run_all(target, None, [one])[0].ids for one in requests()]
     assert len({tuple(ids) for ids in solo}) == 4
@@ -124,22 +158,30 @@ def test_the_same_requests_in_another_order(target: NativeEngine) -> None:
     solo = alone(target)
     order = [6, 2, 7, 0, 5, 1, 4, 3]
     runs = eight(target)
-    together = run_all(target, mixed(solo, target.vocab_size, 4), [runs[index] for index in order], 4)
+    together = run_all(
+        target, mixed(solo, target.vocab_size, 4), [runs[index] for index in order], 4
+    )
     assert [one.ids for one in together] == [solo[index].ids for index in order]
 
 
 @pytest.mark.parametrize("at_draft", range(8))
 def test_a_drafter_that_raises_is_not_asked_again(target: NativeEngine, at_draft: int) -> None:
     solo = alone(target)
-    drafter = failing(noisy(0.5, 3, 4, [one.token_ids for one in solo], target.vocab_size), at_draft)
+    drafter = failing(
+        noisy(0.5, 3, 4, [one.token_ids for one in solo], target.vocab_size), at_draft
+    )
     together = run_all(target, drafter, eight(target), 4)
     assert [one.ids for one in together] == [one.ids for one in solo]
     for one in together:
         went_on = len(one.rounds) > at_draft
         if one.faults:
             assert went_on
-            assert one.faults == [f"the drafter failed: RuntimeError: told to fail in draft {at_draft}"]
-            assert [stats.draft_length for stats in one.rounds[at_draft:]] == [0] * (len(one.rounds) - at_draft)
+            assert one.faults == [
+                f"the drafter failed: RuntimeError: told to fail in draft {at_draft}"
+            ]
+            assert [stats.draft_length for stats in one.rounds[at_draft:]] == [0] * (
+                len(one.rounds) - at_draft
+            )
     assert any(one.faults for one in together)
 
 
@@ -157,7 +199,9 @@ class Unreliable:
         return self
 
     def draft(self, sequences: Any, lengths: Any) -> list[DraftBlock]:
-        return [DraftBlock((1,) * length) for length in lengths][: 2 if self.way == "too few blocks" else None]
+        return [DraftBlock((1,) * length) for length in lengths][
+            : 2 if self.way == "too few blocks" else None
+        ]
 
     def keep(self, rows: list[int]) -> None:
         if self.way == "keep raises":
@@ -173,7 +217,9 @@ def test_a_session_that_breaks_costs_no_answer(target: NativeEngine, way: str) -
 
 
 @pytest.mark.parametrize("at_draft", range(4))
-def test_a_fault_ends_drafting_for_its_own_request_only(target: NativeEngine, at_draft: int) -> None:
+def test_a_fault_ends_drafting_for_its_own_request_only(
+    target: NativeEngine, at_draft: int
+) -> None:
     solo = alone(target)
     right = oracle(2, [one.token_ids for one in solo])
     broken = faulty(right, at_draft)
@@ -186,7 +232,9 @@ def test_a_fault_ends_drafting_for_its_own_request_only(target: NativeEngine, at
     for index, one in enumerate(together):
         if index == 2:
             assert one.faults == ["told to be faulty"]
-            assert [stats.draft_length for stats in one.rounds] == [2] * at_draft + [0] * (29 - 3 * at_draft)
+            assert [stats.draft_length for stats in one.rounds] == [2] * at_draft + [0] * (
+                29 - 3 * at_draft
+            )
         else:
             assert one.faults == []
             assert [stats.draft_length for stats in one.rounds[:-1]] == [2] * (len(one.rounds) - 1)
@@ -194,12 +242,16 @@ def test_a_fault_ends_drafting_for_its_own_request_only(target: NativeEngine, at
 
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
 @pytest.mark.parametrize("at_draft", range(3))
-def test_a_faulty_block_changes_no_answer(target: NativeEngine, at_draft: int, sampling: str) -> None:
+def test_a_faulty_block_changes_no_answer(
+    target: NativeEngine, at_draft: int, sampling: str
+) -> None:
     params = SAMPLING[sampling] | {"max_tokens": 20}
     plain = run(target, **params)
     drafted = run(target, faulty(oracle(4, [plain.token_ids]), at_draft), **params)
     assert drafted.ids == plain.ids
-    assert [event.fault for event in drafted.events] == [None] * (at_draft + 1) + ["told to be faulty"] + [None] * (18 - 5 * at_draft)
+    assert [event.fault for event in drafted.events] == [None] * (at_draft + 1) + [
+        "told to be faulty"
+    ] + [None] * (18 - 5 * at_draft)
 
 
 def test_a_slow_drafter_shows_in_its_own_time(target: NativeEngine) -> None:
@@ -208,7 +260,10 @@ def test_a_slow_drafter_shows_in_its_own_time(target: NativeEngine) -> None:
     drafted = run(target, slow(oracle(4, [plain.token_ids]), 0.05), max_tokens=8)
     assert drafted.ids == plain.ids
     assert all(stats.t_draft >= 0.05 for stats in drafted.rounds if stats.draft_length)
-    assert sum(stats.t_draft + stats.t_verify for stats in drafted.rounds) <= time.perf_counter() - started
+    assert (
+        sum(stats.t_draft + stats.t_verify for stats in drafted.rounds)
+        <= time.perf_counter() - started
+    )
 
 
 def test_lengths_asked_for_are_never_negative(target: NativeEngine) -> None:
@@ -232,7 +287,9 @@ def test_no_requests_are_no_work(target: NativeEngine) -> None:
 def test_a_drafter_is_let_go_when_nobody_drafts_any_more(target: NativeEngine) -> None:
     request = make(target, max_tokens=20).request
     request.sequence.commit([1])
-    drafts = Drafts(faulty(oracle(4, [])), target.open(1, 100), Limits(4, 100, target.vocab_size, 1))
+    drafts = Drafts(
+        faulty(oracle(4, [])), target.open(1, 100), Limits(4, 100, target.vocab_size, 1)
+    )
     assert [block.fault for block in drafts.blocks([request])] == ["told to be faulty"]
     assert drafts.blocks([request]) == [DraftBlock()]
     assert drafts._session is None

@@ -1,4 +1,5 @@
-"""A drafter that is the target with deltas drafts on the target's own cache, and leaves it as it was."""
+"""A drafter that is the target with deltas drafts on the target's own cache, and leaves it as it
+was."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from d3d.core.protocols import TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BesideTargetSession, BlockDrafter
-from d3d.engines.native import NativeEngine, NativeSession
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine, NativeSession
 from support.drafters import every_kind, sequence, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
 
@@ -34,25 +35,34 @@ def target() -> NativeEngine:
 
 def five(target: NativeEngine, **params: Any) -> list[Run]:
     """Of different length, so that they end one after another."""
-    return [make(target, text(3 + number, seed=number), max_tokens=6 + 11 * (number * 3 % 5), **params) for number in range(5)]
+    return [
+        make(target, text(3 + number, seed=number), max_tokens=6 + 11 * (number * 3 % 5), **params)
+        for number in range(5)
+    ]
 
 
 @every_kind
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_answers_and_drafts_are_those_with_a_cache_of_its_own(kind: Kind, sampling: str, steps: int, target: NativeEngine) -> None:
+def test_answers_and_drafts_are_those_with_a_cache_of_its_own(
+    kind: Kind, sampling: str, steps: int, target: NativeEngine
+) -> None:
     params = SAMPLING[sampling]
     model = tiny_drafter(target.model, **kind)
     beside = run_all(target, OnlyBeside(model, 97, steps), five(target, **params), 6)
     assert not any(one.faults for one in beside)
-    assert [one.ids for one in beside] == [one.ids for one in run_all(target, None, five(target, **params), 0)]
+    assert [one.ids for one in beside] == [
+        one.ids for one in run_all(target, None, five(target, **params), 0)
+    ]
 
     class OwnCache(BlockDrafter):
         def open_beside(self, target: TargetSession) -> None:
             return None
 
     own = run_all(target, OwnCache(model, 97, steps), five(target, **params), 6)
-    assert [[stats.num_accepted for stats in one.rounds] for one in beside] == [[stats.num_accepted for stats in one.rounds] for one in own]
+    assert [[stats.num_accepted for stats in one.rounds] for one in beside] == [
+        [stats.num_accepted for stats in one.rounds] for one in own
+    ]
 
 
 def test_the_cache_is_left_as_it_was(target: NativeEngine) -> None:
@@ -70,9 +80,18 @@ def test_the_cache_is_left_as_it_was(target: NativeEngine) -> None:
         assert torch.equal(after[1, :, :4], before[1, :, :4])
 
 
-@pytest.mark.parametrize("change", [{"scope": "all"}, {"scope": None}, {"kept_layers": (1,)}], ids=["deltas everywhere", "full", "pruned"])
-def test_what_is_not_the_target_with_deltas_keeps_its_own_cache(change: dict[str, Any], target: NativeEngine) -> None:
-    assert BlockDrafter(tiny_drafter(target.model, **change), 97).open_beside(target.open(1, 10)) is None
+@pytest.mark.parametrize(
+    "change",
+    [{"scope": "all"}, {"scope": None}, {"kept_layers": (1,)}],
+    ids=["deltas everywhere", "full", "pruned"],
+)
+def test_what_is_not_the_target_with_deltas_keeps_its_own_cache(
+    change: dict[str, Any], target: NativeEngine
+) -> None:
+    assert (
+        BlockDrafter(tiny_drafter(target.model, **change), 97).open_beside(target.open(1, 10))
+        is None
+    )
 
 
 def test_another_target_of_the_same_shape_is_not_its_base(target: NativeEngine) -> None:
@@ -86,8 +105,12 @@ def test_numbers_that_are_not_finite_never_reach_another_sequence(target: Native
     model = tiny_drafter(target.model)
     model.set_mask_vector(torch.full_like(model.mask_vector, float("nan")))  # type: ignore[arg-type]
     broken = run_all(target, OnlyBeside(model, 97), five(target), 6)
-    assert [one.ids for one in broken] == [one.ids for one in run_all(target, None, five(target), 0)]
-    assert all(one.faults == ["the drafter's logits are not finite"] for one in broken if one.faults)
+    assert [one.ids for one in broken] == [
+        one.ids for one in run_all(target, None, five(target), 0)
+    ]
+    assert all(
+        one.faults == ["the drafter's logits are not finite"] for one in broken if one.faults
+    )
     assert any(one.faults for one in broken)
 
 
@@ -96,7 +119,10 @@ def test_one_that_stops_drafting_does_not_disturb_the_others(target: NativeEngin
         def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
             blocks = super().draft(sequences, lengths)
             odd = {row for row, one in enumerate(sequences) if one.prompt_length == 5}
-            return [DraftBlock(fault="spoiled") if row in odd else block for row, block in enumerate(blocks)]
+            return [
+                DraftBlock(fault="spoiled") if row in odd else block
+                for row, block in enumerate(blocks)
+            ]
 
     class Drafter(OnlyBeside):
         def open_beside(self, target: TargetSession) -> BesideTargetSession | None:

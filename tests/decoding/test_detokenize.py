@@ -25,11 +25,21 @@ def byte_ids(tokenizer: PreTrainedTokenizerFast, data: bytes) -> list[int]:
     """One token per byte, whatever the byte-level tokenizer would merge."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
-    letters = {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}
+    letters = {byte: chr(byte) for byte in visible} | {
+        byte: chr(256 + index) for index, byte in enumerate(hidden)
+    }
     return [tokenizer.convert_tokens_to_ids(letters[byte]) for byte in data]
 
 
-TEXTS = ["hello world", " ha  ha\n\nha ", "你好 世界。🙂👩‍👩‍👧 ok", "naïve café\t…", "🙂" * 40, "", "\ufffd really \ufffd\ufffd"]
+TEXTS = [
+    "hello world",
+    " ha  ha\n\nha ",
+    "你好 世界。🙂👩‍👩‍👧 ok",
+    "naïve café\t…",
+    "🙂" * 40,
+    "",
+    "\ufffd really \ufffd\ufffd",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -39,17 +49,29 @@ def test_pieces_join_to_the_text(byte_tokenizer: PreTrainedTokenizerFast, text: 
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "\ufffd" not in text])
-def test_no_piece_of_byte_tokens_holds_half_a_character(byte_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_no_piece_of_byte_tokens_holds_half_a_character(
+    byte_tokenizer: PreTrainedTokenizerFast, text: str
+) -> None:
     pieces = stream(byte_tokenizer, byte_ids(byte_tokenizer, text.encode()))
     assert not any("\ufffd" in piece for piece in pieces)
     assert "".join(pieces) == text
 
 
 def test_a_character_appears_with_its_last_byte(byte_tokenizer: PreTrainedTokenizerFast) -> None:
-    assert stream(byte_tokenizer, byte_ids(byte_tokenizer, "a🙂b".encode())) == ["a", "", "", "", "🙂", "b", ""]
+    assert stream(byte_tokenizer, byte_ids(byte_tokenizer, "a🙂b".encode())) == [
+        "a",
+        "",
+        "",
+        "",
+        "🙂",
+        "b",
+        "",
+    ]
 
 
-def test_text_before_a_half_character_is_not_kept_waiting(byte_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_text_before_a_half_character_is_not_kept_waiting(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     ids = byte_ids(byte_tokenizer, b"x" + "好".encode()[:1])
     assert stream(byte_tokenizer, ids) == ["x", "", "\ufffd"]
 
@@ -64,7 +86,9 @@ def test_random_ids_join_to_the_decoded_whole(byte_tokenizer: PreTrainedTokenize
         assert "".join(stream(byte_tokenizer, ids)) == decode(byte_tokenizer, ids)
 
 
-def test_every_prefix_shows_a_prefix_of_its_own_decoding(byte_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_prefix_shows_a_prefix_of_its_own_decoding(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     rng = random.Random(1)
     ids = [rng.randrange(len(byte_tokenizer)) for _ in range(200)]
     for length, shown in enumerate(accumulate(stream(byte_tokenizer, ids)[:-1]), start=1):
@@ -72,7 +96,9 @@ def test_every_prefix_shows_a_prefix_of_its_own_decoding(byte_tokenizer: PreTrai
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xe4", b"\x80", b"\xf0\x9f"])
-def test_invalid_bytes_wait_for_a_handful_of_tokens_at_most(byte_tokenizer: PreTrainedTokenizerFast, data: bytes) -> None:
+def test_invalid_bytes_wait_for_a_handful_of_tokens_at_most(
+    byte_tokenizer: PreTrainedTokenizerFast, data: bytes
+) -> None:
     ids = byte_ids(byte_tokenizer, data * 60)
     for length, shown in enumerate(accumulate(stream(byte_tokenizer, ids)[:-1]), start=1):
         assert len(decode(byte_tokenizer, ids[:length])) - len(shown) <= 5
@@ -99,7 +125,10 @@ class BytesTokenizer:
         (b"\xff",),
         ("好".encode()[:1],),
         tuple(bytes([byte]) for byte in "🙂".encode()),
-        ("好".encode()[2:] + "世".encode()[:2], "世".encode()[2:] + "好".encode()[:2]),  # every token ends inside a character
+        (
+            "好".encode()[2:] + "世".encode()[:2],
+            "世".encode()[2:] + "好".encode()[:2],
+        ),  # every token ends inside a character
     ],
 )
 def test_the_cost_of_a_token_does_not_grow(pieces: tuple[bytes, ...]) -> None:
@@ -112,26 +141,43 @@ def test_the_cost_of_a_token_does_not_grow(pieces: tuple[bytes, ...]) -> None:
 
 def test_special_tokens_leave_no_text(byte_tokenizer: PreTrainedTokenizerFast) -> None:
     smile = byte_ids(byte_tokenizer, "🙂".encode())
-    assert stream(byte_tokenizer, [0, *smile[:2], 0, 1, *[0] * 30, *smile[2:], 0]) == [*[""] * 36, "🙂", "", ""]
+    assert stream(byte_tokenizer, [0, *smile[:2], 0, 1, *[0] * 30, *smile[2:], 0]) == [
+        *[""] * 36,
+        "🙂",
+        "",
+        "",
+    ]
 
 
-def test_spaces_of_sentencepiece_stay_except_the_first(fallback_tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = fallback_tokenizer.convert_tokens_to_ids(["<s>", "▁the", "▁cat", "a", "▁", "▁", "▁b", "."] + ["▁a", "▁cat"] * 40 + ["</s>"])
+def test_spaces_of_sentencepiece_stay_except_the_first(
+    fallback_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    ids = fallback_tokenizer.convert_tokens_to_ids(
+        ["<s>", "▁the", "▁cat", "a", "▁", "▁", "▁b", "."] + ["▁a", "▁cat"] * 40 + ["</s>"]
+    )
     pieces = stream(fallback_tokenizer, ids)
     assert pieces[:8] == ["", "the", " cat", "a", " ", " ", " b", "."]
     assert "".join(pieces) == decode(fallback_tokenizer, ids)
 
 
-def test_characters_of_byte_fallback_tokens_appear_one_by_one(fallback_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_characters_of_byte_fallback_tokens_appear_one_by_one(
+    fallback_tokenizer: PreTrainedTokenizerFast,
+) -> None:
     data = "你好🙂" * 30
-    ids = fallback_tokenizer.convert_tokens_to_ids(["▁the", *(f"<0x{byte:02X}>" for byte in data.encode()), "▁cat"])
+    ids = fallback_tokenizer.convert_tokens_to_ids(
+        ["▁the", *(f"<0x{byte:02X}>" for byte in data.encode()), "▁cat"]
+    )
     pieces = stream(fallback_tokenizer, ids)
     assert "".join(pieces) == decode(fallback_tokenizer, ids) == f"the{data} cat"
     assert [piece for piece in pieces if piece] == ["the", *data, " cat"]
 
 
-def test_a_wrong_byte_does_not_repeat_what_was_shown(fallback_tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = fallback_tokenizer.convert_tokens_to_ids(["▁the", *(f"<0x{byte:02X}>" for byte in "你".encode()), "<0xFF>", "a", "▁b"])
+def test_a_wrong_byte_does_not_repeat_what_was_shown(
+    fallback_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    ids = fallback_tokenizer.convert_tokens_to_ids(
+        ["▁the", *(f"<0x{byte:02X}>" for byte in "你".encode()), "<0xFF>", "a", "▁b"]
+    )
     assert "".join(stream(fallback_tokenizer, ids)) == "the你\ufffda b"
 
 

@@ -1,4 +1,5 @@
-"""An answer ends where plain decoding ends it, whatever was drafted beyond: ids, reason, log-probabilities, statistics, text."""
+"""An answer ends where plain decoding ends it, whatever was drafted beyond: ids, reason,
+log-probabilities, statistics, text."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from d3d.baselines.scripted import Double, always_wrong, noisy, oracle, scripted
-from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import TargetEngine
 from d3d.core.types import DraftBlock
-from d3d.engines.native import NativeEngine
+from d3d.errors import InvalidRequest
+from d3d.target.native import NativeEngine
 from support.runs import PROMPT, SAMPLING, Run, Watched, run
 
 BLOCK_SIZES = (1, 2, 4, 16)
@@ -20,23 +21,36 @@ LONG = 40
 
 
 def beyond(target: NativeEngine, prompt: list[int] = PROMPT, **params: Any) -> list[int]:
-    """Prompt and answer as if nothing but a distant limit ended it: what an oracle knows that does not know the end."""
+    """Prompt and answer as if nothing but a distant limit ended it: what an oracle knows that does
+    not know the end."""
     return run(target, prompt=prompt, **{"max_tokens": LONG, **params}).token_ids
 
 
 def assert_same(drafted: Run, plain: Run) -> None:
-    assert (drafted.ids, drafted.finish_reason, drafted.text) == (plain.ids, plain.finish_reason, plain.text)
+    assert (drafted.ids, drafted.finish_reason, drafted.text) == (
+        plain.ids,
+        plain.finish_reason,
+        plain.text,
+    )
     assert sum(stats.num_committed for stats in drafted.rounds) == len(drafted.ids) - 1
-    assert [event.finish_reason for event in drafted.events[:-1]] == [None] * (len(drafted.events) - 1)
+    assert [event.finish_reason for event in drafted.events[:-1]] == [None] * (
+        len(drafted.events) - 1
+    )
     assert drafted.events[-1].finish_reason == drafted.finish_reason
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_an_accepted_eos_ends_the_answer_at_every_position_of_a_block(target: NativeEngine, block_size: int, sampling: str) -> None:
+def test_an_accepted_eos_ends_the_answer_at_every_position_of_a_block(
+    target: NativeEngine, block_size: int, sampling: str
+) -> None:
     params = SAMPLING[sampling] | {"max_tokens": LONG}
     answer = beyond(target, **params)
-    firsts = [index for index, token_id in enumerate(answer) if index >= len(PROMPT) and token_id not in answer[len(PROMPT) : index]]
+    firsts = [
+        index
+        for index, token_id in enumerate(answer)
+        if index >= len(PROMPT) and token_id not in answer[len(PROMPT) : index]
+    ]
     places = set()
     for end in firsts:
         eos = {answer[end]}
@@ -53,10 +67,14 @@ def test_an_accepted_eos_ends_the_answer_at_every_position_of_a_block(target: Na
             assert last.draft_length >= last.num_accepted
     assert len(firsts) > 15
     if block_size <= 4:
-        assert places == set(range(1, block_size + 2)), "EOS at every place of a block, and as the bonus token"
+        assert places == set(range(1, block_size + 2)), (
+            "EOS at every place of a block, and as the bonus token"
+        )
 
 
-def test_no_bonus_token_follows_a_fully_accepted_block_that_ends_with_eos(target: NativeEngine) -> None:
+def test_no_bonus_token_follows_a_fully_accepted_block_that_ends_with_eos(
+    target: NativeEngine,
+) -> None:
     params = SAMPLING["hot"] | {"max_tokens": LONG}
     answer = beyond(target, **params)
     eos = answer[len(PROMPT) + 4]
@@ -81,13 +99,20 @@ def test_never_more_than_max_tokens(target: NativeEngine, block_size: int) -> No
     answer = beyond(target)
     for max_tokens in range(1, block_size + 3):
         plain = run(target, max_tokens=max_tokens)
-        for drafter in (oracle(block_size, [answer]), always_wrong(block_size, [answer], target.vocab_size)):
+        for drafter in (
+            oracle(block_size, [answer]),
+            always_wrong(block_size, [answer], target.vocab_size),
+        ):
             watched = Watched(target)
             drafted = run(watched, drafter, max_tokens=max_tokens)
             assert_same(drafted, plain)
             assert (len(drafted.ids), drafted.finish_reason) == (max_tokens, "length")
-            assert sum(len(ids) for batch in watched.fed for ids in batch) < len(PROMPT) + max_tokens * (block_size + 1)
-            assert all(stats.draft_length < max_tokens for stats in drafted.rounds), "the last token needs no draft"
+            assert sum(len(ids) for batch in watched.fed for ids in batch) < len(
+                PROMPT
+            ) + max_tokens * (block_size + 1)
+            assert all(stats.draft_length < max_tokens for stats in drafted.rounds), (
+                "the last token needs no draft"
+            )
 
 
 def test_one_token_asks_no_drafter(target: NativeEngine) -> None:
@@ -105,7 +130,11 @@ def test_min_tokens_counts_tokens_and_not_rounds(target: NativeEngine, block_siz
     eos = 11
     for ending in ({"eos": {eos}}, {"stop_token_ids": (eos,)}):
         for min_tokens in range(block_size + 3):
-            params = {"logit_bias": {eos: 100.0}, "min_tokens": min_tokens, "max_tokens": LONG} | ending
+            params = {
+                "logit_bias": {eos: 100.0},
+                "min_tokens": min_tokens,
+                "max_tokens": LONG,
+            } | ending
             plain = run(target, **params)
             assert plain.ids.index(eos) == len(plain.ids) - 1 == max(min_tokens, 0)
             for drafter in (
@@ -128,13 +157,18 @@ def test_a_prompt_of_one_token(target: NativeEngine, prompt: list[int], sampling
     params = SAMPLING[sampling] | {"max_tokens": LONG}
     plain = run(target, prompt=prompt, **params)
     assert len(plain.ids) == LONG
-    for drafter in (oracle(4, [plain.token_ids]), noisy(0.4, 2, 4, [plain.token_ids], target.vocab_size)):
+    for drafter in (
+        oracle(4, [plain.token_ids]),
+        noisy(0.4, 2, 4, [plain.token_ids], target.vocab_size),
+    ):
         assert_same(run(target, drafter, prompt, **params), plain)
 
 
 @pytest.mark.parametrize("length", [1, 28, 30, 31])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_prompt_and_answer_never_pass_the_context(make_target: Any, length: int, block_size: int) -> None:
+def test_prompt_and_answer_never_pass_the_context(
+    make_target: Any, length: int, block_size: int
+) -> None:
     short = make_target(max_position_embeddings=32)
     prompt = [(7 * index + 3) % 97 for index in range(length)]
     # The same weights with more room: the oracle knows how it would go on.
@@ -162,7 +196,10 @@ def drafters(target: TargetEngine, answer: list[int]) -> list[Double]:
     return [
         drafter
         for block_size in BLOCK_SIZES
-        for drafter in (oracle(block_size, [answer]), noisy(0.3, 4, block_size, [answer], target.vocab_size))
+        for drafter in (
+            oracle(block_size, [answer]),
+            noisy(0.3, 4, block_size, [answer], target.vocab_size),
+        )
     ]
 
 
@@ -205,7 +242,9 @@ def speller(byte_tokenizer: PreTrainedTokenizerFast) -> Speller:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "hot"])
-def test_streamed_text_equals_plain_and_the_decoded_whole(writer: NativeEngine, byte_tokenizer: Any, sampling: str) -> None:
+def test_streamed_text_equals_plain_and_the_decoded_whole(
+    writer: NativeEngine, byte_tokenizer: Any, sampling: str
+) -> None:
     """Random ids: mostly half characters."""
     params = SAMPLING[sampling] | {"max_tokens": LONG, "tokenizer": byte_tokenizer}
     plain = run(writer, **params)
@@ -227,8 +266,16 @@ def test_a_character_may_be_split_over_blocks(speller: Speller, byte_tokenizer: 
 
 @pytest.mark.parametrize("stop", [" ha ha ha", "ha ha", "o w", "界", "🙂", "aïv", "llo"])
 @pytest.mark.parametrize("min_tokens", [0, 12])
-def test_stop_strings_split_over_blocks(speller: Speller, byte_tokenizer: Any, stop: str, min_tokens: int) -> None:
-    params = {"stop": (stop,), "min_tokens": min_tokens, "logprobs": 2, "max_tokens": 2 * len(speller.ids), "tokenizer": byte_tokenizer}
+def test_stop_strings_split_over_blocks(
+    speller: Speller, byte_tokenizer: Any, stop: str, min_tokens: int
+) -> None:
+    params = {
+        "stop": (stop,),
+        "min_tokens": min_tokens,
+        "logprobs": 2,
+        "max_tokens": 2 * len(speller.ids),
+        "tokenizer": byte_tokenizer,
+    }
     plain = run(speller, **params)
     assert plain.finish_reason == "stop"
     whole = byte_tokenizer.decode(plain.ids)

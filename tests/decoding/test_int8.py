@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import d3d
-from d3d.models.int8 import quantizations
+from d3d.model.int8 import quantizations
 from support.command import d3d as command
 from support.tiny_model import write_tiny_drafter
 
-pytestmark = pytest.mark.skipif(not quantizations(torch.device("cpu")), reason="this processor does not multiply bytes")
+pytestmark = pytest.mark.skipif(
+    not quantizations(torch.device("cpu")), reason="this processor does not multiply bytes"
+)
 SAMPLING: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 5}]
 
 
@@ -25,9 +27,18 @@ def model(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> d3d.Mo
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    "options", [{"mode": "serial"}, {"mode": "serial", "draft_length": 3}, {"mode": "fused", "rows": 9}, {"mode": "async"}], ids=str
+    "options",
+    [
+        {"mode": "serial"},
+        {"mode": "serial", "draft_length": 3},
+        {"mode": "fused", "rows": 9},
+        {"mode": "async"},
+    ],
+    ids=str,
 )
-def test_every_mode_gives_the_rounded_targets_own_ids(model: d3d.Model, options: dict[str, Any], sampling: dict[str, Any]) -> None:
+def test_every_mode_gives_the_rounded_targets_own_ids(
+    model: d3d.Model, options: dict[str, Any], sampling: dict[str, Any]
+) -> None:
     for prompt in ("hello", "the cat sat"):
         plain = model.generate(prompt, mode="plain", max_tokens=40, ignore_eos=True, **sampling)
         drafted = model.generate(prompt, max_tokens=40, ignore_eos=True, **options, **sampling)
@@ -39,7 +50,10 @@ def test_every_mode_gives_the_rounded_targets_own_ids(model: d3d.Model, options:
 def test_the_rounded_target_is_near_the_unrounded_one(model: d3d.Model, tiny_target: Path) -> None:
     other = d3d.load(str(tiny_target), dtype="float32", plain=True)
     ids = model.encode("hello")
-    (rounded,), (exact,) = model.engine.open(1, 64).forward([ids]), other.engine.open(1, 64).forward([ids])
+    (rounded,), (exact,) = (
+        model.engine.open(1, 64).forward([ids]),
+        other.engine.open(1, 64).forward([ids]),
+    )
     difference = (rounded - exact).abs().max()
     assert 0 < difference < 0.05 * exact.abs().max()
 

@@ -1,4 +1,5 @@
-"""More requests than fit a batch: those that wait take the places of those that have ended, and nobody notices."""
+"""More requests than fit a batch: those that wait take the places of those that have ended, and
+nobody notices."""
 
 from __future__ import annotations
 
@@ -17,14 +18,25 @@ from d3d.decoding.loop import decode
 from d3d.drafting import block_drafter
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine
 from support.drafters import every_kind, text, tiny_drafter
 from support.runs import SAMPLING, Run, Watched, make, run_all
 
 LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
 LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)
-WAYS = ("greedy", "temperature", "greedy penalties", "hot", "greedy", "everything", "bias", "greedy", "sampled penalties", "top_p")
+WAYS = (
+    "greedy",
+    "temperature",
+    "greedy penalties",
+    "hot",
+    "greedy",
+    "everything",
+    "bias",
+    "greedy",
+    "sampled penalties",
+    "top_p",
+)
 
 
 def ten(target: NativeEngine) -> list[Run]:
@@ -86,7 +98,9 @@ def test_plain_answers_are_those_alone(max_batch: int, small: NativeEngine) -> N
 
 @every_kind
 @pytest.mark.parametrize("max_batch", [1, 3])
-def test_drafts_and_answers_are_those_alone(kind: dict[str, Any], max_batch: int, small: NativeEngine) -> None:
+def test_drafts_and_answers_are_those_alone(
+    kind: dict[str, Any], max_batch: int, small: NativeEngine
+) -> None:
     model = tiny_drafter(small.model, **kind)
     expected = ids(alone(small))
     for drafter in (own_cache(model), own_cache(model, steps=2), BlockDrafter(model, 97)):
@@ -103,7 +117,9 @@ def test_fused_answers_are_those_alone(max_batch: int, small: NativeEngine) -> N
     assert ids(together) == ids(alone(small))
     assert not any(one.faults for one in together)
     drafted = [stats.draft_length > 0 for one in together for stats in one.rounds]
-    assert sum(drafted) > len(drafted) / 2, "a request that joins must not cost the others their drafts"
+    assert sum(drafted) > len(drafted) / 2, (
+        "a request that joins must not cost the others their drafts"
+    )
 
 
 def test_other_drafters_join_too(small: NativeEngine) -> None:
@@ -123,7 +139,9 @@ def test_other_drafters_join_too(small: NativeEngine) -> None:
 
 
 def test_a_draft_model_drafts_for_those_that_join_what_it_drafts_alone(small: NativeEngine) -> None:
-    together = run_all(small, Compared(DraftModel(tiny_transformer(seed=2), 97, 5)), ten(small), 5, 3)
+    together = run_all(
+        small, Compared(DraftModel(tiny_transformer(seed=2), 97, 5)), ten(small), 5, 3
+    )
     assert not any(one.faults for one in together)
 
 
@@ -144,7 +162,9 @@ def test_a_batch_is_never_larger_and_those_that_wait_join_at_once(small: NativeE
     assert begun == 10
 
 
-def test_a_prompt_that_joins_is_run_without_the_others(small: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_joins_is_run_without_the_others(
+    small: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes: list[tuple[int, int]] = []
     original = small.model.hidden
 
@@ -153,14 +173,22 @@ def test_a_prompt_that_joins_is_run_without_the_others(small: NativeEngine, monk
         return original(x, *rest)
 
     monkeypatch.setattr(small.model, "hidden", watch)
-    run_all(small, None, [make(small, text(n), max_tokens=limit) for n, limit in ((4, 30), (4, 2), (50, 5))], 0, 2)
+    run_all(
+        small,
+        None,
+        [make(small, text(n), max_tokens=limit) for n, limit in ((4, 30), (4, 2), (50, 5))],
+        0,
+        2,
+    )
     assert passes[0] == (2, 4)
     assert (1, 50) in passes
     assert set(passes) == {(2, 4), (2, 1), (1, 50), (1, 1)}
 
 
 @pytest.mark.parametrize("rows", [1, 4, 1000])
-def test_a_drafter_catches_up_with_those_that_join_in_chunks(rows: int, small: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_catches_up_with_those_that_join_in_chunks(
+    rows: int, small: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(block_drafter, "CATCH_UP_ROWS", rows)
     together = run_all(small, own_cache(tiny_drafter(small.model, scope="all")), ten(small), 6, 3)
     assert ids(together) == ids(alone(small))
@@ -180,7 +208,9 @@ def test_after_a_failure_nobody_who_joins_drafts(at_draft: int, small: NativeEng
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_a_fault_of_one_ends_its_own_drafting_while_others_come_and_go(beside: bool, small: NativeEngine) -> None:
+def test_a_fault_of_one_ends_its_own_drafting_while_others_come_and_go(
+    beside: bool, small: NativeEngine
+) -> None:
     """The faulty one keeps its place in the target's batch."""
     inner = BlockDrafter(tiny_drafter(small.model), 97)
 
@@ -192,7 +222,10 @@ def test_a_fault_of_one_ends_its_own_drafting_while_others_come_and_go(beside: b
         def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
             blocks = self.session.draft(sequences, lengths)
             assert blocks == inner.open(len(sequences), 200).draft(sequences, lengths)
-            return [DraftBlock(fault="told so") if s.prompt_length in (3, 60) else b for s, b in zip(sequences, blocks, strict=True)]
+            return [
+                DraftBlock(fault="told so") if s.prompt_length in (3, 60) else b
+                for s, b in zip(sequences, blocks, strict=True)
+            ]
 
     class Spoiling:
         block_size = 6
@@ -218,7 +251,9 @@ def test_faults_one_after_another(small: NativeEngine) -> None:
     broken = faulty(right, 0)
 
     def propose(sequence: Sequence, length: int, number: int) -> DraftBlock:
-        return (broken if sequence.prompt_length in (3, 60, 9) else right).propose(sequence, length, number)
+        return (broken if sequence.prompt_length in (3, 60, 9) else right).propose(
+            sequence, length, number
+        )
 
     together = run_all(small, Double(4, propose), ten(small), 4, 2)
     assert ids(together) == ids(expected)

@@ -1,4 +1,5 @@
-"""Whatever is drafted, the answer is the target's own: ids, log-probabilities, and the state between rounds."""
+"""Whatever is drafted, the answer is the target's own: ids, log-probabilities, and the state
+between rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from d3d.baselines.scripted import Double, always_wrong, empty, noisy, oracle, scripted, wrong_at
 from d3d.core.types import DraftBlock
 from d3d.decoding.loop import decode
-from d3d.engines.native import NativeEngine
+from d3d.target.native import NativeEngine
 from support.runs import PROMPT, SAMPLING, Run, Watched, make, run, run_all
 
 BLOCK_SIZES = (1, 2, 4, 16)
@@ -21,7 +22,10 @@ MAX_TOKENS = 30
 def doubles(plain: Run, vocab_size: int, block_size: int) -> dict[str, Double]:
     """Each kind, for this answer."""
     answers = [plain.token_ids]
-    wrong = {f"wrong at {index}": wrong_at(index, block_size, answers, vocab_size) for index in range(block_size)}
+    wrong = {
+        f"wrong at {index}": wrong_at(index, block_size, answers, vocab_size)
+        for index in range(block_size)
+    }
     return wrong | {
         "oracle": oracle(block_size, answers),
         "always wrong": always_wrong(block_size, answers, vocab_size),
@@ -32,14 +36,18 @@ def doubles(plain: Run, vocab_size: int, block_size: int) -> dict[str, Double]:
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_ids_equal_plain_at_every_rejection_position(target: NativeEngine, block_size: int, sampling: str) -> None:
+def test_ids_equal_plain_at_every_rejection_position(
+    target: NativeEngine, block_size: int, sampling: str
+) -> None:
     params = SAMPLING[sampling] | {"max_tokens": MAX_TOKENS}
     plain = run(target, **params)
     assert len(plain.ids) == MAX_TOKENS
     for name, drafter in doubles(plain, target.vocab_size, block_size).items():
         drafted = run(target, drafter, **params)
         assert drafted.ids == plain.ids, name
-        accepted = [stats.num_accepted for stats in drafted.rounds[:-1]]  # the limit may cut the last
+        accepted = [
+            stats.num_accepted for stats in drafted.rounds[:-1]
+        ]  # the limit may cut the last
         if name == "oracle":
             assert set(accepted) <= {block_size}
         elif name.startswith("wrong at"):
@@ -123,26 +131,40 @@ def test_what_is_right_behind_a_wrong_token_does_not_count(target: NativeEngine)
     ids = run(target, max_tokens=6).ids
     wrong = (ids[2] + 1) % target.vocab_size
     drafted = run(target, scripted(4, [[ids[1], wrong, ids[3], ids[4]]]), max_tokens=6)
-    assert (drafted.rounds[0].draft_length, drafted.rounds[0].num_accepted, drafted.rounds[0].num_committed) == (4, 1, 2)
+    assert (
+        drafted.rounds[0].draft_length,
+        drafted.rounds[0].num_accepted,
+        drafted.rounds[0].num_committed,
+    ) == (4, 1, 2)
     assert drafted.ids == ids
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_counts_hold_every_committed_token_after_each_round(target: NativeEngine, block_size: int) -> None:
+def test_counts_hold_every_committed_token_after_each_round(
+    target: NativeEngine, block_size: int
+) -> None:
     params = {"frequency_penalty": -0.6, "max_tokens": MAX_TOKENS}
     plain = run(target, **params)
     assert max(Counter(plain.ids).values()) > 2
-    for drafter in (oracle(block_size, [plain.token_ids]), noisy(0.4, 5, block_size, [plain.token_ids], target.vocab_size)):
+    for drafter in (
+        oracle(block_size, [plain.token_ids]),
+        noisy(0.4, 5, block_size, [plain.token_ids], target.vocab_size),
+    ):
         sequence = (request := make(target, **params).request).sequence
         for _ in decode(target, drafter, [request], block_size):
             assert sequence.counts is not None
-            expected = torch.bincount(torch.tensor(sequence.answer_ids), minlength=target.vocab_size)
+            expected = torch.bincount(
+                torch.tensor(sequence.answer_ids), minlength=target.vocab_size
+            )
             assert torch.equal(sequence.counts.answer, expected.int())
         assert sequence.answer_ids == plain.ids
 
 
 def test_a_penalty_changes_the_answer(target: NativeEngine) -> None:
-    answers = {penalty: tuple(run(target, frequency_penalty=penalty, max_tokens=MAX_TOKENS).ids) for penalty in (-2.0, 0.0, 2.0)}
+    answers = {
+        penalty: tuple(run(target, frequency_penalty=penalty, max_tokens=MAX_TOKENS).ids)
+        for penalty in (-2.0, 0.0, 2.0)
+    }
     assert len(set(answers.values())) == 3
 
 
@@ -159,18 +181,30 @@ def test_a_bias_acts_at_every_position(target: NativeEngine, name: str) -> None:
 def test_min_p_of_one_is_greedy(target: NativeEngine) -> None:
     plain = run(target, max_tokens=MAX_TOKENS)
     params = {"temperature": 1.0, "min_p": 1.0, "seed": 3, "max_tokens": MAX_TOKENS}
-    assert run(target, **params).ids == run(target, oracle(4, [plain.token_ids]), **params).ids == plain.ids
+    assert (
+        run(target, **params).ids
+        == run(target, oracle(4, [plain.token_ids]), **params).ids
+        == plain.ids
+    )
 
 
 def test_a_temperature_is_really_sampled(target: NativeEngine) -> None:
     greedy = run(target, max_tokens=MAX_TOKENS)
-    sampled = [run(target, oracle(4, [greedy.token_ids]), temperature=0.6, seed=seed, max_tokens=MAX_TOKENS).ids for seed in (1, 2, 1)]
+    sampled = [
+        run(
+            target, oracle(4, [greedy.token_ids]), temperature=0.6, seed=seed, max_tokens=MAX_TOKENS
+        ).ids
+        for seed in (1, 2, 1)
+    ]
     assert sampled[0] == sampled[2] != sampled[1]
     assert greedy.ids not in sampled
 
 
 def test_without_a_seed_two_answers_differ(target: NativeEngine) -> None:
-    assert run(target, temperature=1.0, max_tokens=MAX_TOKENS).ids != run(target, temperature=1.0, max_tokens=MAX_TOKENS).ids
+    assert (
+        run(target, temperature=1.0, max_tokens=MAX_TOKENS).ids
+        != run(target, temperature=1.0, max_tokens=MAX_TOKENS).ids
+    )
 
 
 def test_a_second_request_on_the_same_engine_starts_from_nothing(make_target: Any) -> None:
@@ -179,12 +213,17 @@ def test_a_second_request_on_the_same_engine_starts_from_nothing(make_target: An
     drafter = noisy(0.3, 1, 8, [long.token_ids], used.vocab_size)
     assert run(used, drafter, max_tokens=60).ids == long.ids
     for prompt in ([3, 9], PROMPT, PROMPT):
-        assert run(used, drafter, prompt, max_tokens=20).ids == run(make_target(), prompt=prompt, max_tokens=20).ids
+        assert (
+            run(used, drafter, prompt, max_tokens=20).ids
+            == run(make_target(), prompt=prompt, max_tokens=20).ids
+        )
 
 
 @pytest.mark.parametrize("bad", [-1, 97, 10**9])
 @pytest.mark.parametrize("place", [0, 2])
-def test_an_id_that_the_target_does_not_know_never_reaches_it(target: NativeEngine, bad: int, place: int) -> None:
+def test_an_id_that_the_target_does_not_know_never_reaches_it(
+    target: NativeEngine, bad: int, place: int
+) -> None:
     assert target.vocab_size == 97
     plain = run(target, max_tokens=MAX_TOKENS)
     right = oracle(4, [plain.token_ids])
@@ -219,9 +258,15 @@ def test_statistics_count_what_happened(target: NativeEngine) -> None:
         drafted = run_all(watched, drafter, [make(target, max_tokens=MAX_TOKENS)], 4)[0]
         rounds = drafted.rounds
         assert drafted.events[0].stats is None
-        assert len(rounds) == len(drafted.events) - 1 == len(watched.fed) - 1, "one event per round, and one for the first token"
-        assert [stats.draft_length for stats in rounds] == [len(ids[0]) - 1 for ids in watched.fed[1:]]
-        assert [stats.num_committed for stats in rounds] == [len(event.verdict.token_ids) for event in drafted.events[1:]]
+        assert len(rounds) == len(drafted.events) - 1 == len(watched.fed) - 1, (
+            "one event per round, and one for the first token"
+        )
+        assert [stats.draft_length for stats in rounds] == [
+            len(ids[0]) - 1 for ids in watched.fed[1:]
+        ]
+        assert [stats.num_committed for stats in rounds] == [
+            len(event.verdict.token_ids) for event in drafted.events[1:]
+        ]
         assert all(stats.num_committed == stats.num_accepted + 1 for stats in rounds[:-1])
         assert sum(stats.num_committed for stats in rounds) == len(drafted.ids) - 1
         assert all(stats.t_draft >= 0 and stats.t_verify > 0 for stats in rounds)

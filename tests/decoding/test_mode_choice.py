@@ -1,4 +1,5 @@
-"""Auto mode's arithmetic on a machine of its own: what a round costs and brings is given, and no clock runs."""
+"""Auto mode's arithmetic on a machine of its own: what a round costs and brings is given, and no
+clock runs."""
 
 from __future__ import annotations
 
@@ -30,17 +31,21 @@ DRAFT_LENGTH = 5
 def share_kept(mean: float) -> float:
     """Of drafted tokens, each kept alike, so that a round brings `mean`."""
     shares = [number / 1000 for number in range(1001)]
-    return min(shares, key=lambda share: abs(sum(share**place for place in range(DRAFT_LENGTH + 1)) - mean))
+    return min(
+        shares, key=lambda share: abs(sum(share**place for place in range(DRAFT_LENGTH + 1)) - mean)
+    )
 
 
 @dataclass
 class Machine:
-    """Rounds by mode: seconds, and tokens that a round brings on average. A plain round takes one second."""
+    """Rounds by mode: seconds, and tokens that a round brings on average. A plain round takes one
+    second."""
 
     modes: dict[str, tuple[float, float]]
     seed: int = 0
     jitter: float = 0.0
-    """Share by which a round's time may be longer; one in twenty takes three times as long where there is any."""
+    """Share by which a round's time may be longer; one in twenty takes three times as long where
+    there is any."""
     entry_s: float = 0.0
     """What the first round of each turn takes besides."""
     taken: list[str] = field(default_factory=list)
@@ -51,11 +56,15 @@ class Machine:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def answer(self, chooser: Chooser, length: int, missing: Callable[[str], int] = lambda _: 0) -> float:
+    def answer(
+        self, chooser: Chooser, length: int, missing: Callable[[str], int] = lambda _: 0
+    ) -> float:
         """Seconds that an answer of so many tokens takes, the first one not counted."""
         before, self.tokens = self.seconds, 1.0
         while self.tokens < length:
-            mode = chooser.choose(int(length - self.tokens), {name: missing(name) for name in chooser.candidates})
+            mode = chooser.choose(
+                int(length - self.tokens), {name: missing(name) for name in chooser.candidates}
+            )
             one = self._round(mode)
             chooser.observe(*one)
             self.taken.append(mode)
@@ -66,7 +75,11 @@ class Machine:
     def _round(self, mode: str) -> Round:
         seconds, mean = (1.0, 1.0) if mode == PLAIN else self.modes[mode]
         if self.jitter:
-            seconds *= 1 + self.jitter * self._random.random() + (2.0 if self._random.random() < 0.05 else 0.0)
+            seconds *= (
+                1
+                + self.jitter * self._random.random()
+                + (2.0 if self._random.random() < 0.05 else 0.0)
+            )
         if mode != PLAIN and (not self.taken or self.taken[-1] != mode):
             seconds += self.entry_s
         kept, share = 0, share_kept(mean)
@@ -98,7 +111,10 @@ def test_nor_does_it_on_a_machine_whose_rounds_vary(seed: int) -> None:
     noisy = Machine({"serial": (2.2, 1.0)}, seed=seed, jitter=0.3)
     plain = Machine({}, seed=seed, jitter=0.3)
     times = ModeTimes()
-    ratios = sorted(noisy.answer(chooser("serial", times=times), 256) / plain.answer(chooser(), 256) for _ in range(5))
+    ratios = sorted(
+        noisy.answer(chooser("serial", times=times), 256) / plain.answer(chooser(), 256)
+        for _ in range(5)
+    )
     assert ratios[2] <= HOPELESS_LIMIT
 
 
@@ -117,7 +133,9 @@ def test_a_longer_answer_costs_no_more_than_its_share() -> None:
     ],
     ids=["serial", "fused", "async", "plain"],
 )
-def test_the_fastest_mode_is_found_and_its_time_nearly_reached(modes: dict[str, tuple[float, float]], best: str) -> None:
+def test_the_fastest_mode_is_found_and_its_time_nearly_reached(
+    modes: dict[str, tuple[float, float]], best: str
+) -> None:
     speeds = []
     for seed in range(8):
         machine, times = Machine(modes, seed=seed, jitter=0.1), ModeTimes()
@@ -133,13 +151,19 @@ def test_the_first_rounds_are_plain_then_each_mode_is_tried_in_turn() -> None:
     machine = Machine({"serial": (1.0, 6.0), "fused": (1.0, 6.0)})
     machine.answer(chooser("serial", "fused"), 250)
     begin = [PLAIN] * PLAIN_ROUNDS + ["serial"] * (1 + FEWEST_ROUNDS)
-    assert machine.taken[: len(begin) + 1] == [*begin, "fused"], "two rounds say enough about one that is so much faster"
+    assert machine.taken[: len(begin) + 1] == [*begin, "fused"], (
+        "two rounds say enough about one that is so much faster"
+    )
 
 
 def test_a_trial_ends_in_any_case() -> None:
     machine = Machine({"serial": (1.0, 1.0)})
     machine.answer(chooser("serial"), 100)
-    tried = machine.taken[PLAIN_ROUNDS:].index(PLAIN) if PLAIN in machine.taken[PLAIN_ROUNDS:] else len(machine.taken)
+    tried = (
+        machine.taken[PLAIN_ROUNDS:].index(PLAIN)
+        if PLAIN in machine.taken[PLAIN_ROUNDS:]
+        else len(machine.taken)
+    )
     assert tried <= 1 + TRIAL_ROUNDS
 
 
@@ -186,7 +210,11 @@ def test_a_text_that_becomes_easy_is_noticed() -> None:
 def test_other_modes_are_looked_at_again_more_and_more_seldom() -> None:
     machine = Machine({"serial": (1.5, 4.0)})
     machine.answer(chooser("serial"), 3000)
-    looks = [n for n, mode in enumerate(machine.taken) if mode == PLAIN and n > PLAIN_ROUNDS and machine.taken[n - 1] != PLAIN]
+    looks = [
+        n
+        for n, mode in enumerate(machine.taken)
+        if mode == PLAIN and n > PLAIN_ROUNDS and machine.taken[n - 1] != PLAIN
+    ]
     gaps = [later - earlier for earlier, later in pairwise(looks)]
     assert len(looks) >= 4
     assert looks[0] >= FIRST_CHECK

@@ -1,4 +1,5 @@
-"""A block ends where plain decoding would end: at any position, in ids, log-probabilities and text alike."""
+"""A block ends where plain decoding would end: at any position, in ids, log-probabilities and text
+alike."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from d3d.acceptance.sample_match import sample_match
-from d3d.core.errors import InvalidRequest
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams, TokenLogprob, Verdict
 from d3d.decoding.stopping import StopScanner
+from d3d.errors import InvalidRequest
 
 EOS = 0
 BLOCKS = (1, 2, 3, 4, 5, 8, 17)
@@ -26,7 +27,13 @@ def scanner(
     prompt_length: int = 5,
     max_length: int = 1000,
 ) -> StopScanner:
-    return StopScanner(params, prompt_length=prompt_length, max_length=max_length, eos_token_ids=eos, tokenizer=tokenizer)
+    return StopScanner(
+        params,
+        prompt_length=prompt_length,
+        max_length=max_length,
+        eos_token_ids=eos,
+        tokenizer=tokenizer,
+    )
 
 
 def verdicts(ids: list[int], size: int) -> Iterator[Verdict]:
@@ -45,7 +52,10 @@ def run(scan: StopScanner, ids: list[int], size: int) -> tuple[list[int], str | 
         cut = result.verdict
         assert tuple(entry.token_id for entry in cut.logprobs) == cut.token_ids
         assert cut.accepted == verdict.accepted[: cut.num_accepted]
-        assert (cut.bonus_token is None) == (len(cut.token_ids) < len(verdict.token_ids) or cut.num_accepted == len(verdict.token_ids))
+        assert (cut.bonus_token is None) == (
+            len(cut.token_ids) < len(verdict.token_ids)
+            or cut.num_accepted == len(verdict.token_ids)
+        )
         committed += cut.token_ids
         text += result.text
         if result.finish_reason is not None:
@@ -73,7 +83,10 @@ def test_an_eos_as_bonus_token_leaves_the_verdict_whole() -> None:
 
 
 def test_an_eos_that_only_the_drafter_wants_ends_nothing() -> None:
-    sequence, scan = Sequence([1], SamplingParams(max_tokens=6)), scanner(SamplingParams(max_tokens=6))
+    sequence, scan = (
+        Sequence([1], SamplingParams(max_tokens=6)),
+        scanner(SamplingParams(max_tokens=6)),
+    )
     logits = torch.zeros(3, 10)
     logits[:, 4] = 1.0
     reason = None
@@ -91,20 +104,30 @@ def test_ignored_eos_goes_on_but_stop_token_ids_still_end(size: int) -> None:
 
 @pytest.mark.parametrize("size", BLOCKS)
 def test_a_model_without_eos_runs_to_max_tokens(size: int) -> None:
-    assert run(scanner(SamplingParams(max_tokens=6), eos=frozenset()), [0, 1, 2] * 5, size) == ([0, 1, 2, 0, 1, 2], "length", "")
+    assert run(scanner(SamplingParams(max_tokens=6), eos=frozenset()), [0, 1, 2] * 5, size) == (
+        [0, 1, 2, 0, 1, 2],
+        "length",
+        "",
+    )
 
 
 @pytest.mark.parametrize("size", BLOCKS)
 @pytest.mark.parametrize("max_tokens", range(1, 19))
 def test_never_more_than_max_tokens(max_tokens: int, size: int) -> None:
     ids = list(range(1, 40))
-    assert run(scanner(SamplingParams(max_tokens=max_tokens)), ids, size) == (ids[:max_tokens], "length", "")
+    assert run(scanner(SamplingParams(max_tokens=max_tokens)), ids, size) == (
+        ids[:max_tokens],
+        "length",
+        "",
+    )
 
 
 @pytest.mark.parametrize("size", BLOCKS)
 @pytest.mark.parametrize("prompt_length", [1, 28, 31])
 def test_prompt_and_answer_never_pass_the_context(prompt_length: int, size: int) -> None:
-    committed, reason, _ = run(scanner(SamplingParams(), prompt_length=prompt_length, max_length=32), [7] * 50, size)
+    committed, reason, _ = run(
+        scanner(SamplingParams(), prompt_length=prompt_length, max_length=32), [7] * 50, size
+    )
     assert (prompt_length + len(committed), reason) == (32, "length")
 
 
@@ -117,7 +140,11 @@ def test_remaining_counts_down() -> None:
 
 @pytest.mark.parametrize("size", BLOCKS)
 def test_eos_at_the_last_allowed_token_is_a_stop(size: int) -> None:
-    assert run(scanner(SamplingParams(max_tokens=3)), [7, 8, EOS, 9], size) == ([7, 8, EOS], "stop", "")
+    assert run(scanner(SamplingParams(max_tokens=3)), [7, 8, EOS, 9], size) == (
+        [7, 8, EOS],
+        "stop",
+        "",
+    )
 
 
 def test_a_full_context_is_refused() -> None:
@@ -130,7 +157,9 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
         scanner(SamplingParams(stop=("x",)))
 
 
-def first_stop_by_brute_force(tokenizer: PreTrainedTokenizerFast, ids: list[int], stop: str, min_tokens: int) -> tuple[list[int], str]:
+def first_stop_by_brute_force(
+    tokenizer: PreTrainedTokenizerFast, ids: list[int], stop: str, min_tokens: int
+) -> tuple[list[int], str]:
     for length in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:length])
         before = tokenizer.decode(ids[: length - 1]) if length > 1 else ""
@@ -142,7 +171,9 @@ def first_stop_by_brute_force(tokenizer: PreTrainedTokenizerFast, ids: list[int]
 @pytest.mark.parametrize("size", BLOCKS)
 @pytest.mark.parametrize("min_tokens", [0, 3, 9])
 @pytest.mark.parametrize("stop", [" ha ha ha", "o w", "好", "ld!", "🙂 b", "ello"])
-def test_stop_strings_end_ids_and_text_at_one_place(byte_tokenizer: PreTrainedTokenizerFast, stop: str, min_tokens: int, size: int) -> None:
+def test_stop_strings_end_ids_and_text_at_one_place(
+    byte_tokenizer: PreTrainedTokenizerFast, stop: str, min_tokens: int, size: int
+) -> None:
     ids = byte_tokenizer.encode("hello world! ha ha ha 你好🙂 bye hello world! ha ha ha 你好🙂 bye")
     params = SamplingParams(stop=(stop,), min_tokens=min_tokens)
     expected_ids, expected_text = first_stop_by_brute_force(byte_tokenizer, ids, stop, min_tokens)
@@ -151,10 +182,16 @@ def test_stop_strings_end_ids_and_text_at_one_place(byte_tokenizer: PreTrainedTo
 
 
 @pytest.mark.parametrize("size", BLOCKS)
-def test_text_that_might_have_become_a_stop_string_is_given_at_the_end(byte_tokenizer: PreTrainedTokenizerFast, size: int) -> None:
+def test_text_that_might_have_become_a_stop_string_is_given_at_the_end(
+    byte_tokenizer: PreTrainedTokenizerFast, size: int
+) -> None:
     ids = byte_tokenizer.encode("hello ha ha")
     params = SamplingParams(stop=(" ha ha ha",))
-    assert run(scanner(params, byte_tokenizer), [*ids, EOS, *ids], size) == ([*ids, EOS], "stop", "hello ha ha")
+    assert run(scanner(params, byte_tokenizer), [*ids, EOS, *ids], size) == (
+        [*ids, EOS],
+        "stop",
+        "hello ha ha",
+    )
     params = SamplingParams(stop=(" ha ha ha",), max_tokens=len(ids))
     assert run(scanner(params, byte_tokenizer), ids, size) == (ids, "length", "hello ha ha")
 
@@ -163,12 +200,22 @@ def test_text_that_might_have_become_a_stop_string_is_given_at_the_end(byte_toke
 def test_a_stop_token_leaves_no_text(byte_tokenizer: PreTrainedTokenizerFast, size: int) -> None:
     ids = byte_tokenizer.encode("hello world!")
     params = SamplingParams(stop_token_ids=(ids[-1],))
-    assert run(scanner(params, byte_tokenizer), [*ids, *ids], size) == (ids, "stop", byte_tokenizer.decode(ids[:-1]))
+    assert run(scanner(params, byte_tokenizer), [*ids, *ids], size) == (
+        ids,
+        "stop",
+        byte_tokenizer.decode(ids[:-1]),
+    )
 
 
 @pytest.mark.parametrize("size", BLOCKS)
-def test_a_character_cut_by_the_limit_is_shown_as_decoding_shows_it(byte_tokenizer: PreTrainedTokenizerFast, size: int) -> None:
+def test_a_character_cut_by_the_limit_is_shown_as_decoding_shows_it(
+    byte_tokenizer: PreTrainedTokenizerFast, size: int
+) -> None:
     ids = byte_tokenizer.encode("ok 🙂")
     text = byte_tokenizer.decode(ids[:-1])
     assert text.endswith("\ufffd")
-    assert run(scanner(SamplingParams(max_tokens=len(ids) - 1), byte_tokenizer), ids, size) == (ids[:-1], "length", text)
+    assert run(scanner(SamplingParams(max_tokens=len(ids) - 1), byte_tokenizer), ids, size) == (
+        ids[:-1],
+        "length",
+        text,
+    )

@@ -14,7 +14,9 @@ ROUNDS = [
     RoundStats(4, 4, 5, 0.01, 1.0, 11.6, Preparation("hit", None, ((9.0, 10.4), (10.5, 11.2)))),
     RoundStats(4, 4, 5, 0.03, 1.0, 12.7, Preparation("hit", None, ((11.7, 12.5),))),
     RoundStats(0, 0, 1, 0.20, 1.0, 13.8, Preparation("late", "late")),
-    RoundStats(4, 1, 2, 0.30, 1.2, 15.1, Preparation("miss", None, ((13.0, 15.2),), ("it sneezed",))),
+    RoundStats(
+        4, 1, 2, 0.30, 1.2, 15.1, Preparation("miss", None, ((13.0, 15.2),), ("it sneezed",))
+    ),
     RoundStats(0, 0, 1, 0.0, 0.9, 16.7, Preparation("unprepared", "dead")),
     RoundStats(0, 0, 1, 0.0, 0.9, 17.7),
 ]
@@ -36,7 +38,9 @@ def test_figures_by_hand() -> None:
 
 def test_no_rounds_have_no_figures() -> None:
     figures = overlap([], 4)
-    assert figures.hit_rate is figures.t_draft_s is figures.t_switch_s is figures.overlap_ratio is None
+    assert (
+        figures.hit_rate is figures.t_draft_s is figures.t_switch_s is figures.overlap_ratio is None
+    )
     assert (figures.late, figures.fallbacks) == (0, {})
     json.dumps(figures.to_dict(), allow_nan=False)
 
@@ -50,7 +54,9 @@ def test_no_rounds_have_no_figures() -> None:
         ([], [(1.0, 2.0)], 0.0),
     ],
 )
-def test_common_time(first: list[tuple[float, float]], second: list[tuple[float, float]], common: float) -> None:
+def test_common_time(
+    first: list[tuple[float, float]], second: list[tuple[float, float]], common: float
+) -> None:
     assert common_time(first, second) == common_time(second, first) == common
 
 
@@ -63,7 +69,9 @@ def test_the_trace_has_every_span_in_its_place() -> None:
     assert named.count(("switch", 1)) == 2
     assert named.count(("draft", 1)) == 5
     assert named.count(("prepare", 2)) == 4
-    second = next(event for event in spans if event["name"] == "verify" and event["args"]["round"] == 1)
+    second = next(
+        event for event in spans if event["name"] == "verify" and event["args"]["round"] == 1
+    )
     assert second["ts"] == pytest.approx(1e6 * (11.61 - 9.0))
     assert second["dur"] == pytest.approx(1e6)
     assert second["args"] == {

@@ -1,4 +1,5 @@
-"""The drafter through its cache against the same drafter recomputed from the committed text alone."""
+"""The drafter through its cache against the same drafter recomputed from the committed text
+alone."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from d3d.core.sequence import Sequence
 from d3d.drafting import block_drafter
 from d3d.drafting.block_drafter import BlockDrafter, BlockDraftSession, reveal
 from d3d.drafting.layout import MASKED
-from d3d.models.choice import best_of
-from d3d.models.drafter import DrafterModel
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.model.choice import best_of
+from d3d.model.drafter import DrafterModel
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
 
 Kind = dict[str, Any]
 
 
-def open_session(model: DrafterModel, batch: int = 1, steps: int = 1, capacity: int = 100) -> BlockDraftSession:
+def open_session(
+    model: DrafterModel, batch: int = 1, steps: int = 1, capacity: int = 100
+) -> BlockDraftSession:
     return BlockDrafter(model, target_vocab_size=97, num_denoise_steps=steps).open(batch, capacity)
 
 
@@ -36,7 +39,9 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     original = DrafterModel.few_logits
 
-    def watch(self: DrafterModel, hidden: Tensor, target_vocab_size: int) -> tuple[Tensor, Tensor | None]:
+    def watch(
+        self: DrafterModel, hidden: Tensor, target_vocab_size: int
+    ) -> tuple[Tensor, Tensor | None]:
         logits, token_ids = original(self, hidden, target_vocab_size)
         seen.append(logits.clone())
         return logits, token_ids
@@ -50,17 +55,23 @@ def seen_logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 @every_kind
 @pytest.mark.parametrize("scope", ["slots", "all", None])
-def test_a_cached_draft_equals_one_recomputed_from_the_committed_text(kind: Kind, scope: str | None, seen_logits: list[Tensor]) -> None:
+def test_a_cached_draft_equals_one_recomputed_from_the_committed_text(
+    kind: Kind, scope: str | None, seen_logits: list[Tensor]
+) -> None:
     model = tiny_drafter(scope=scope, **kind)
     session = open_session(model)
     one = sequence(text(9))
-    for round_id, committed in enumerate((0, 1, 3, 7, 2)):  # of 6 drafted tokens: a bonus token, some, all and a bonus token
+    for round_id, committed in enumerate(
+        (0, 1, 3, 7, 2)
+    ):  # of 6 drafted tokens: a bonus token, some, all and a bonus token
         one.commit(text(committed, seed=round_id))
         drafted = draft(session, [one], 6)[0]
         expected = block_logits(model, one.token_ids, [MASKED] * 6)
         assert (seen_logits[-1][0] - expected).abs().max() < 1e-5 * expected.abs().max()
         assert drafted == reference_draft(model, one.token_ids, 6)
-    assert len({tuple(logits.argmax(-1)[0].tolist()) for logits in seen_logits}) >= 4  # not one block every time
+    assert (
+        len({tuple(logits.argmax(-1)[0].tolist()) for logits in seen_logits}) >= 4
+    )  # not one block every time
 
 
 @every_kind
@@ -87,7 +98,9 @@ def test_sequences_that_are_kept_draft_on(kind: Kind) -> None:
     batch = [batch[2], batch[1]]
     for one in batch:
         one.commit(text(3, seed=len(one)))
-    assert draft(session, batch, 6, 6) == [reference_draft(model, one.token_ids, 6) for one in batch]
+    assert draft(session, batch, 6, 6) == [
+        reference_draft(model, one.token_ids, 6) for one in batch
+    ]
 
 
 @pytest.mark.parametrize("alignment", ["next", "same"])
@@ -113,7 +126,8 @@ def test_each_sequence_gets_as_many_tokens_as_were_asked_for_it(kind: Kind) -> N
 @every_kind
 @pytest.mark.parametrize("steps", [1, 3])
 def test_no_slot_stays_in_the_cache(kind: Kind, steps: int) -> None:
-    """What is cached is what the clean text alone gives, to the bit where the deltas act at slots only."""
+    """What is cached is what the clean text alone gives, to the bit where the deltas act at slots
+    only."""
     model = tiny_drafter(**kind)
     session = open_session(model, batch=2, steps=steps)
     batch = [sequence(text(7)), sequence(text(3, seed=1))]
@@ -129,12 +143,15 @@ def test_no_slot_stays_in_the_cache(kind: Kind, steps: int) -> None:
             mask = torch.ones(length, length).tril().bool()[None]
             model.transformer.hidden(model.embed(ids), torch.arange(length)[None], mask, fresh)
             for layer in range(2):
-                for cached, clean in zip(session._cache.read(layer, length), fresh.read(layer, length), strict=True):
+                for cached, clean in zip(
+                    session._cache.read(layer, length), fresh.read(layer, length), strict=True
+                ):
                     torch.testing.assert_close(cached[i], clean[0], atol=1e-5, rtol=1e-5)
 
 
 def test_after_a_rejection_a_drafter_that_is_the_target_is_right_again() -> None:
-    """The anchor's row is the target's own next token, so of one-token drafts none may fail, whatever was rejected before."""
+    """The anchor's row is the target's own next token, so of one-token drafts none may fail,
+    whatever was rejected before."""
     target = tiny_transformer(seed=1)
     session = open_session(tiny_drafter(target))
     one = sequence(text(6))
@@ -144,30 +161,40 @@ def test_after_a_rejection_a_drafter_that_is_the_target_is_right_again() -> None
         missing = torch.tensor([one.token_ids[cache.lengths[0] :]])
         start, rows = cache.lengths[0], missing.shape[1]
         mask = torch.arange(start + rows) <= (start + torch.arange(rows))[:, None]
-        hidden = target.hidden(target.embed(missing), start + torch.arange(rows)[None], mask[None], cache)
+        hidden = target.hidden(
+            target.embed(missing), start + torch.arange(rows)[None], mask[None], cache
+        )
         cache.advance([rows])
         return int(target.logits(hidden[0, -1]).argmax())
 
     for round_id in range(20):
         drafted = draft(session, [one], 6)[0]
         assert drafted[0] == targets_choice(), f"round {round_id}"
-        kept = round_id % 5  # commit some of the draft and then something else: a rejection at every place
+        kept = (
+            round_id % 5
+        )  # commit some of the draft and then something else: a rejection at every place
         one.commit([*drafted[:kept], (drafted[kept] + 1) % 90])
 
 
 @every_kind
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_catching_up_in_chunks_changes_nothing(kind: Kind, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catching_up_in_chunks_changes_nothing(
+    kind: Kind, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_drafter(scope="all", **kind)
     lengths = (40, 1, 17)
-    expected = draft(open_session(model, batch=3), [sequence(text(n, seed=n)) for n in lengths], 6, 6, 6)
+    expected = draft(
+        open_session(model, batch=3), [sequence(text(n, seed=n)) for n in lengths], 6, 6, 6
+    )
     monkeypatch.setattr(block_drafter, "CATCH_UP_ROWS", rows)
     session = open_session(model, batch=3)
     batch = [sequence(text(n, seed=n)) for n in lengths]
     assert draft(session, batch, 6, 6, 6) == expected
     for one in batch:
         one.commit(text(7, seed=len(one)))
-    assert draft(session, batch, 6, 6, 6) == [reference_draft(model, one.token_ids, 6) for one in batch]
+    assert draft(session, batch, 6, 6, 6) == [
+        reference_draft(model, one.token_ids, 6) for one in batch
+    ]
 
 
 def test_drafting_twice_from_the_same_text_gives_the_same_block() -> None:
@@ -194,13 +221,18 @@ def test_denoising_fills_the_most_confident_places_first(kind: Kind, steps: int)
     model = tiny_drafter(**kind)
     for seed in range(3):
         one = sequence(text(7, seed=seed))
-        assert draft(open_session(model, steps=steps), [one], 6)[0] == reference_draft(model, one.token_ids, 6, steps)
+        assert draft(open_session(model, steps=steps), [one], 6)[0] == reference_draft(
+            model, one.token_ids, 6, steps
+        )
 
 
 @pytest.mark.parametrize(
-    ("length", "steps", "filled"), [(6, 1, [6]), (6, 2, [3, 6]), (6, 3, [2, 4, 6]), (5, 3, [2, 4, 5]), (1, 3, [1, 1, 1])]
+    ("length", "steps", "filled"),
+    [(6, 1, [6]), (6, 2, [3, 6]), (6, 3, [2, 4, 6]), (5, 3, [2, 4, 5]), (1, 3, [1, 1, 1])],
 )
-def test_every_step_fills_its_share_and_leaves_the_rest_alone(length: int, steps: int, filled: list[int]) -> None:
+def test_every_step_fills_its_share_and_leaves_the_rest_alone(
+    length: int, steps: int, filled: list[int]
+) -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.full((3, length), MASKED)
     for step, count in enumerate(filled):
@@ -216,8 +248,11 @@ def test_every_step_fills_its_share_and_leaves_the_rest_alone(length: int, steps
 
 @every_kind
 @pytest.mark.parametrize("steps", [1, 2])
-def test_neither_the_mask_token_nor_ids_beyond_the_target_are_drafted(kind: Kind, steps: int) -> None:
-    """A head that wants nothing else: mask token first, then what the target does not know, then token 13."""
+def test_neither_the_mask_token_nor_ids_beyond_the_target_are_drafted(
+    kind: Kind, steps: int
+) -> None:
+    """A head that wants nothing else: mask token first, then what the target does not know, then
+    token 13."""
     base = tiny_transformer(seed=1, tie_word_embeddings=False)
     model = tiny_drafter(base, mask_token_id=40, **kind)
     direction = torch.zeros(64)
@@ -227,7 +262,9 @@ def test_neither_the_mask_token_nor_ids_beyond_the_target_are_drafted(kind: Kind
     base.head.weight.data[:] = 0
     for token_id, size in ((40, 3), (80, 2), (13, 1)):
         base.head.weight.data[token_id] = direction * size
-        base.head.weight.data[token_id + 1] = -direction * size  # whichever sign the hidden state has
+        base.head.weight.data[token_id + 1] = (
+            -direction * size
+        )  # whichever sign the hidden state has
     drafter = BlockDrafter(model, target_vocab_size=80, num_denoise_steps=steps)
     for seed in range(3):
         drafted = drafter.open(1, 50).draft([sequence(text(6, seed=seed))], [6])[0].token_ids
@@ -268,14 +305,21 @@ def test_a_text_that_the_drafter_can_not_read_leaves_its_mates_alone() -> None:
     session = BlockDrafter(model, target_vocab_size=97).open(2, 50)
     strange, plain = session.draft([sequence([1, 2, 60]), sequence([1, 2, 3])], [6, 6])
     assert strange.fault is not None
-    assert plain == BlockDrafter(model, target_vocab_size=97).open(1, 50).draft([sequence([1, 2, 3])], [6])[0]
+    assert (
+        plain
+        == BlockDrafter(model, target_vocab_size=97)
+        .open(1, 50)
+        .draft([sequence([1, 2, 3])], [6])[0]
+    )
 
 
 # The drafter's context
 
 
 @every_kind
-def test_a_text_beyond_the_drafters_context_gets_no_draft_and_its_mates_get_theirs(kind: Kind) -> None:
+def test_a_text_beyond_the_drafters_context_gets_no_draft_and_its_mates_get_theirs(
+    kind: Kind,
+) -> None:
     model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16), **kind)
     session = open_session(model, batch=2, capacity=64)
     long, short = sequence(text(5)), sequence(text(2, seed=3))
@@ -283,7 +327,9 @@ def test_a_text_beyond_the_drafters_context_gets_no_draft_and_its_mates_get_thei
         long_block, short_block = draft(session, [long, short], 6, 6)
         assert len(long_block) == max(0, min(6, 16 - len(long)))
         assert len(short_block) == max(0, min(6, 16 - len(short)))
-        if len(short) <= 10 and (len(long) <= 10 or kind["block_attention"] == "causal" or len(long) >= 16):
+        if len(short) <= 10 and (
+            len(long) <= 10 or kind["block_attention"] == "causal" or len(long) >= 16
+        ):
             assert short_block == reference_draft(model, short.token_ids, 6)
         assert max(session.lengths) <= 16
         long.commit(text(7 if round_id % 2 else 1, seed=round_id))

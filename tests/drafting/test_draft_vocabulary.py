@@ -1,4 +1,5 @@
-"""A drafter that can draft some tokens only: what it drafts, in files, and which tokens these are."""
+"""A drafter that can draft some tokens only: what it drafts, in files, and which tokens these
+are."""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.core.types import Outcome
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.engines.native import NativeEngine
-from d3d.models.checkpoint import DRAFT_IDS, load_drafter, save_drafter
-from d3d.models.drafter import DrafterModel
-from d3d.models.linear import pack_weights
-from d3d.models.tiny import tiny_transformer
-from d3d.training.config import DrafterSpec, RunConfig, Stage, TrainConfig
-from d3d.training.corpus import Sample
-from d3d.training.evaluate import predict_blocks
-from d3d.training.run import TrainingRun, frequent_tokens
+from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.hub.checkpoint import DRAFT_IDS, load_drafter, save_drafter
+from d3d.hub.tiny import tiny_transformer
+from d3d.model.drafter import DrafterModel
+from d3d.model.linear import pack_weights
+from d3d.target.native import NativeEngine
+from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
+from d3d.train.corpus import Sample
+from d3d.train.evaluate import predict_blocks
+from d3d.train.run import TrainingRun, frequent_tokens
 from support.drafters import block_logits, sequence, text, tiny_drafter
 from support.runs import make, run_all
 from support.tiny_model import open_tiny, random_drafter, write_tiny_target
@@ -49,26 +50,41 @@ def test_each_place_gets_the_best_of_those_tokens(prepared: bool) -> None:
             model.prepare_to_draft()
             pack_weights(model)
     for seed in range(5):
-        drafts.add(BlockDrafter(model, 97).open(1, 60).draft([sequence(text(9, seed=seed))], [6])[0].token_ids)
+        drafts.add(
+            BlockDrafter(model, 97)
+            .open(1, 60)
+            .draft([sequence(text(9, seed=seed))], [6])[0]
+            .token_ids
+        )
     assert drafts == set(wanted)
     assert len(drafts) == 5
 
 
 def test_successors_and_replay_keep_to_them_too() -> None:
     model = limited()
-    blocks = PackedDrafter(model, 97).open(100, 8).prepare(text(8), [7, 50], [Outcome(2, 9), Outcome(0, 1)], 6)
+    blocks = (
+        PackedDrafter(model, 97)
+        .open(100, 8)
+        .prepare(text(8), [7, 50], [Outcome(2, 9), Outcome(0, 1)], 6)
+    )
     assert blocks[Outcome(2, 9)].token_ids == expected(model, [*text(8), 7, 50, 9])
     token_ids = torch.tensor(text(20))
     predicted = predict_blocks(model, token_ids, 8, 6, recall=True)
-    assert [tuple(row) for row in predicted.tokens.tolist()] == [expected(model, token_ids[: n + 1].tolist()) for n in range(8, 19)]
+    assert [tuple(row) for row in predicted.tokens.tolist()] == [
+        expected(model, token_ids[: n + 1].tolist()) for n in range(8, 19)
+    ]
 
 
 def test_answers_are_the_targets_own_whatever_can_be_drafted() -> None:
     target = NativeEngine(tiny_transformer(seed=1))
     model = tiny_drafter(target.model, draft_vocabulary=len(IDS))
     model.set_draft_ids(IDS)
-    runs, plain = ([make(target, text(3 + n, seed=n), max_tokens=20) for n in range(3)] for _ in range(2))
-    assert [one.ids for one in run_all(target, BlockDrafter(model, 97), runs, 5)] == [one.ids for one in run_all(target, None, plain, 0)]
+    runs, plain = (
+        [make(target, text(3 + n, seed=n), max_tokens=20) for n in range(3)] for _ in range(2)
+    )
+    assert [one.ids for one in run_all(target, BlockDrafter(model, 97), runs, 5)] == [
+        one.ids for one in run_all(target, None, plain, 0)
+    ]
 
 
 def test_a_checkpoint_brings_them_along(tmp_path: Path) -> None:
@@ -83,8 +99,14 @@ def test_a_checkpoint_brings_them_along(tmp_path: Path) -> None:
     for damage, message in (
         (lambda tensors: tensors.pop(DRAFT_IDS), f"lacks {DRAFT_IDS}"),
         (lambda tensors: tensors.update({DRAFT_IDS: tensors[DRAFT_IDS].flip(0)}), "ascending"),
-        (lambda tensors: tensors.update({DRAFT_IDS: tensors[DRAFT_IDS] + 100_000}), "ascending token ids that the drafter knows"),
-        (lambda tensors: tensors.update({DRAFT_IDS: tensors[DRAFT_IDS][1:]}), f"must be {len(IDS)}"),
+        (
+            lambda tensors: tensors.update({DRAFT_IDS: tensors[DRAFT_IDS] + 100_000}),
+            "ascending token ids that the drafter knows",
+        ),
+        (
+            lambda tensors: tensors.update({DRAFT_IDS: tensors[DRAFT_IDS][1:]}),
+            f"must be {len(IDS)}",
+        ),
     ):
         tensors = load_file(file)
         damage(tensors)
@@ -105,7 +127,11 @@ def test_they_are_the_most_frequent_ones_of_the_corpus(tmp_path: Path) -> None:
         frequent_tokens(samples, 101, 100)
     base = open_tiny(write_tiny_target(tmp_path / "target"))
     training = TrainConfig(steps=1, stages=(Stage(share=1.0, block_size=4, anchors=2),), warmup=0)
-    config = RunConfig(drafter=DrafterSpec(block_size=4, draft_vocabulary=5), train=training, evaluate_draft_length=4)
+    config = RunConfig(
+        drafter=DrafterSpec(block_size=4, draft_vocabulary=5),
+        train=training,
+        evaluate_draft_length=4,
+    )
     held_out = [Sample([1, 2], [3, 4, 5], "test", 0.0, 0)]
     run = TrainingRun(tmp_path / "run", base, config, samples, held_out)
     run.run(lambda _: None)

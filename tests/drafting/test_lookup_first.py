@@ -12,8 +12,8 @@ from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.ngrams import continuation
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine
 from support.drafters import sequence, text, tiny_drafter
 from support.runs import PROMPT, SAMPLING, make, run_all
 
@@ -56,7 +56,9 @@ def test_a_text_goes_on_as_it_did_and_the_drafter_is_not_asked() -> None:
 def test_a_shorter_run_than_wanted_is_left_to_the_drafter() -> None:
     nines = Nines()
     for shortest, expected in ((2, (3, 4)), (3, (9, 9))):
-        (block,) = LookupFirst(nines, shortest).open(1, 100).draft([sequence([1, 2, 3, 4, 5, 1, 2])], [2])
+        (block,) = (
+            LookupFirst(nines, shortest).open(1, 100).draft([sequence([1, 2, 3, 4, 5, 1, 2])], [2])
+        )
         assert block.token_ids == expected
         assert block.looked_up == (shortest == 2)
 
@@ -65,7 +67,10 @@ def test_in_a_batch_the_drafter_is_asked_for_the_others_alone_and_rows_move_toge
     nines = Nines()
     session = LookupFirst(nines, 2).open(2, 100)
     repeats, new = sequence([1, 2, 3, 1, 2]), sequence([5, 6, 7])
-    assert [block.token_ids for block in session.draft([repeats, new], [2, 3])] == [(3, 1), (9, 9, 9)]
+    assert [block.token_ids for block in session.draft([repeats, new], [2, 3])] == [
+        (3, 1),
+        (9, 9, 9),
+    ]
     assert nines.asked == [[0, 3]]
     session.keep([1])
     session.join(1)
@@ -87,9 +92,15 @@ def test_the_answer_stays_the_targets_own(params: dict[str, Any], beside: bool) 
     engine = NativeEngine(base)
     drafter = BlockDrafter(tiny_drafter(base, scope="slots" if beside else None), 97)
     prompts = [PROMPT * 4, text(8, 1), PROMPT * 2]
-    plain = run_all(engine, None, [make(engine, prompt, max_tokens=40, **params) for prompt in prompts])
+    plain = run_all(
+        engine, None, [make(engine, prompt, max_tokens=40, **params) for prompt in prompts]
+    )
     found = run_all(
-        engine, LookupFirst(drafter, 3), [make(engine, prompt, max_tokens=40, **params) for prompt in prompts], draft_length=5, max_batch=2
+        engine,
+        LookupFirst(drafter, 3),
+        [make(engine, prompt, max_tokens=40, **params) for prompt in prompts],
+        draft_length=5,
+        max_batch=2,
     )
     assert [one.ids for one in found] == [one.ids for one in plain]
     assert not any(one.faults for one in found)

@@ -9,14 +9,16 @@ import pytest
 from d3d.core.sequence import Sequence
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.pausing import RETRY, History, Pausing, PausingSession
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine
 from drafting.test_lookup_first import Nines
 from support.drafters import sequence, text, tiny_drafter
 from support.runs import SAMPLING, make, run_all
 
 
-def rounds_of(session: PausingSession, sequence: Sequence, committed: list[int], count: int) -> list[int]:
+def rounds_of(
+    session: PausingSession, sequence: Sequence, committed: list[int], count: int
+) -> list[int]:
     """Lengths of so many drafts, behind each of which the text grows by `committed`."""
     lengths = []
     for _ in range(count):
@@ -32,7 +34,9 @@ def test_drafts_that_are_never_kept_are_made_in_every_eighth_round() -> None:
     lengths = rounds_of(session, one, [1], 60)
     first = lengths.index(0)
     assert 1 < first < 10, "a few failures are no reason yet"
-    assert lengths[first:] == ([0] * (RETRY - 1) + [4]) * ((60 - first) // RETRY) + [0] * ((60 - first) % RETRY)
+    assert lengths[first:] == ([0] * (RETRY - 1) + [4]) * ((60 - first) // RETRY) + [0] * (
+        (60 - first) % RETRY
+    )
     assert len(nines.asked) == sum(length > 0 for length in lengths), "a pause spares the drafter"
 
 
@@ -52,14 +56,25 @@ def test_whether_one_kept_token_is_enough_hangs_on_the_threshold() -> None:
 
 
 def test_nothing_pauses_before_there_was_a_draft() -> None:
-    assert rounds_of(Pausing(Nines(), 7.0).open(1, 1000), sequence([1]), [1], 10) == [4] + [0] * (RETRY - 1) + [4, 0]
+    assert rounds_of(Pausing(Nines(), 7.0).open(1, 1000), sequence([1]), [1], 10) == [4] + [0] * (
+        RETRY - 1
+    ) + [4, 0]
 
 
 @pytest.mark.parametrize(
     ("draft", "later", "kept"),
-    [((5, 6, 7), [5, 6, 8], 2), ((5, 6), [5, 6, 7], 2), ((5, 6), [7], 0), ((), [7], 0), ((5, 6), [5, 6, 7, 8, 9, 9], 2), ((5, 6), [5], 1)],
+    [
+        ((5, 6, 7), [5, 6, 8], 2),
+        ((5, 6), [5, 6, 7], 2),
+        ((5, 6), [7], 0),
+        ((), [7], 0),
+        ((5, 6), [5, 6, 7, 8, 9, 9], 2),
+        ((5, 6), [5], 1),
+    ],
 )
-def test_what_a_draft_came_to_is_read_off_the_text(draft: tuple[int, ...], later: list[int], kept: int) -> None:
+def test_what_a_draft_came_to_is_read_off_the_text(
+    draft: tuple[int, ...], later: list[int], kept: int
+) -> None:
     history = History(0.0, draft=draft, place=3)
     history.mean = 0.0
     history.look([1, 2, 3, *later])
@@ -81,7 +96,10 @@ def test_each_sequence_has_pauses_of_its_own_and_rows_move_together() -> None:
     session.keep([1])
     session.join(1)
     assert (nines.kept, nines.joined) == ([[1]], [1])
-    assert [len(block.token_ids) for block in session.draft([good, sequence([3])], [4, 4])] == [4, 4]
+    assert [len(block.token_ids) for block in session.draft([good, sequence([3])], [4, 4])] == [
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside the target", "alone"])
@@ -90,7 +108,9 @@ def test_the_answer_stays_the_targets_own(params: dict[str, Any], beside: bool) 
     base = tiny_transformer(seed=1)
     engine = NativeEngine(base)
     drafter = BlockDrafter(tiny_drafter(base, scope="slots" if beside else None), 97)
-    plain = run_all(engine, None, [make(engine, text(8, seed), max_tokens=40, **params) for seed in range(3)])
+    plain = run_all(
+        engine, None, [make(engine, text(8, seed), max_tokens=40, **params) for seed in range(3)]
+    )
     paused = run_all(
         engine,
         Pausing(drafter, 2.5),

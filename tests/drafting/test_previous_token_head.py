@@ -11,29 +11,46 @@ import torch.nn.functional as F
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.models.checkpoint import load_drafter, save_drafter
-from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
-from d3d.models.from_target import from_target
-from d3d.models.linear import pack_weights
-from d3d.models.tiny import tiny_transformer
+from d3d.hub.checkpoint import load_drafter, save_drafter
+from d3d.hub.tiny import tiny_transformer
+from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
+from d3d.model.from_target import from_target
+from d3d.model.linear import pack_weights
 from support.tiny_model import open_tiny
 
 TEXT = [3, 14, 15, 9, 26]
 VOCAB = 97
 
 
-def drafter(alignment: str = "next", *, strength: float = 1.0, width: int | None = 4) -> DrafterModel:
-    config = DrafterConfig(block_size=5, alignment=alignment, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=width)
+def drafter(
+    alignment: str = "next", *, strength: float = 1.0, width: int | None = 4
+) -> DrafterModel:
+    config = DrafterConfig(
+        block_size=5,
+        alignment=alignment,
+        kept_layers=(0, 1),
+        delta=DeltaConfig(rank=2),
+        previous_token_width=width,
+    )
     model = from_target(tiny_transformer(), config, seed=1)
     if model.previous_token_head is not None:
-        torch.nn.init.normal_(model.previous_token_head.up, std=strength, generator=torch.Generator().manual_seed(5))
+        torch.nn.init.normal_(
+            model.previous_token_head.up, std=strength, generator=torch.Generator().manual_seed(5)
+        )
     return model.eval()
 
 
-def draft(model: DrafterModel, texts: list[list[int]] | None = None, steps: int = 1) -> list[tuple[int, ...]]:
+def draft(
+    model: DrafterModel, texts: list[list[int]] | None = None, steps: int = 1
+) -> list[tuple[int, ...]]:
     texts = texts or [TEXT]
     session = BlockDrafter(model, VOCAB, steps).open(len(texts), 64)
-    return [block.token_ids for block in session.draft([Sequence(ids, SamplingParams()) for ids in texts], [5] * len(texts))]
+    return [
+        block.token_ids
+        for block in session.draft(
+            [Sequence(ids, SamplingParams()) for ids in texts], [5] * len(texts)
+        )
+    ]
 
 
 @pytest.mark.parametrize("alignment", ["next", "same"])
@@ -41,11 +58,14 @@ def draft(model: DrafterModel, texts: list[list[int]] | None = None, steps: int 
 def test_each_token_is_the_best_of_a_slots_candidates_given_the_two_before(
     alignment: str, candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d3d.models.drafter.CANDIDATES", candidates)
+    monkeypatch.setattr("d3d.model.drafter.CANDIDATES", candidates)
     model = drafter(alignment)
     head = model.previous_token_head
     assert head is not None
-    states, logits = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1)), torch.zeros(1, 5, VOCAB)
+    states, logits = (
+        torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1)),
+        torch.zeros(1, 5, VOCAB),
+    )
     size = model.transformer.config.hidden_size
     states = states[..., :size]
     logits.copy_(model.transformer.logits(states))
@@ -55,13 +75,17 @@ def test_each_token_is_the_best_of_a_slots_candidates_given_the_two_before(
         if place or alignment == "same":
             normed = F.rms_norm(states[0, place], (size,))
             tokens = F.rms_norm(model.transformer.embedding[seen], (size,)).flatten()
-            told = states[0, place] + head.up @ F.silu(head.of_state @ normed + head.of_tokens @ tokens)
+            told = states[0, place] + head.up @ F.silu(
+                head.of_state @ normed + head.of_tokens @ tokens
+            )
             best = scores.topk(candidates).indices
             scores[:] = float("-inf")
             scores[best] = model.transformer.head.weight[best] @ told
         expected.append(int(scores.argmax()))
         seen = [expected[-1], seen[0]]
-    model.choose_in_turn(states, logits, torch.tensor([[TEXT[-1], TEXT[-2]]]), own_rows=model.config.own_rows)
+    model.choose_in_turn(
+        states, logits, torch.tensor([[TEXT[-1], TEXT[-2]]]), own_rows=model.config.own_rows
+    )
     assert logits.argmax(-1)[0].tolist() == expected
 
 
@@ -70,7 +94,13 @@ def test_it_changes_what_is_drafted() -> None:
 
 
 def test_a_mask_token_is_never_chosen() -> None:
-    config = DrafterConfig(block_size=5, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=4, mask_token_id=7)
+    config = DrafterConfig(
+        block_size=5,
+        kept_layers=(0, 1),
+        delta=DeltaConfig(rank=2),
+        previous_token_width=4,
+        mask_token_id=7,
+    )
     model = from_target(tiny_transformer(vocab_size=50), config, seed=1)
     assert model.previous_token_head is not None
     torch.nn.init.normal_(model.previous_token_head.up, generator=torch.Generator().manual_seed(5))
@@ -100,7 +130,9 @@ def test_a_batch_drafts_what_each_would_alone(steps: int) -> None:
 
 def test_it_travels_in_the_checkpoint(tiny_target: Path, tmp_path: Path) -> None:
     base = open_tiny(tiny_target)
-    config = DrafterConfig(block_size=5, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=3)
+    config = DrafterConfig(
+        block_size=5, kept_layers=(0, 1), delta=DeltaConfig(rank=2), previous_token_width=3
+    )
     model = from_target(base.transformer, config)
     assert model.previous_token_head is not None
     torch.nn.init.normal_(model.previous_token_head.up)

@@ -1,4 +1,5 @@
-"""Async mode on tiny targets: workers made of doubles, in a thread, in a process, or killed as often as a test likes."""
+"""Async mode on tiny targets: workers made of doubles, in a thread, in a process, or killed as
+often as a test likes."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from torch import Tensor
 from d3d.baselines.preparing import PreparingDouble, foresees, misjudges, nothing_happens, sometimes
 from d3d.baselines.scripted import noisy, oracle
 from d3d.core.protocols import Preparer, TargetEngine, TargetSession
-from d3d.core.rng import uniform
 from d3d.core.types import Preparation
-from d3d.runtime.async_drafter import AsyncDrafter
-from d3d.runtime.coordinator import Coordinator, Policy
-from d3d.runtime.worker_link import WorkerLink
-from d3d.runtime.workers import ThreadWorker, Worker
+from d3d.engine.rng import uniform
+from d3d.methods.async_.async_drafter import AsyncDrafter
+from d3d.methods.async_.coordinator import Coordinator, Policy
+from d3d.methods.async_.worker_link import WorkerLink
+from d3d.methods.async_.workers import ThreadWorker, Worker
 from support.runs import Run
 
 VOCAB = 97
@@ -42,9 +43,9 @@ def rehearsed(
     dies_at: int = -1,
     seed: int = 0,
 ) -> Preparer:
-    """A double that drafts what comes, each token `wrong` with that probability, and knows the verdict with probability `hits`. Before a
-    request it waits up to `delay_s`, raises or crashes with these probabilities, hangs at request `hangs_at`, ends its process at
-    `dies_at`."""
+    """A double that drafts what comes, each token `wrong` with that probability, and knows the
+    verdict with probability `hits`. Before a request it waits up to `delay_s`, raises or crashes
+    with these probabilities, hangs at request `hangs_at`, ends its process at `dies_at`."""
 
     def before(number: int) -> None:
         if number == dies_at:
@@ -58,7 +59,9 @@ def rehearsed(
         if uniform(seed + 2, number) < crashing:
             raise Crash
 
-    double = noisy(wrong, seed, block_size, answers, VOCAB) if wrong else oracle(block_size, answers)
+    double = (
+        noisy(wrong, seed, block_size, answers, VOCAB) if wrong else oracle(block_size, answers)
+    )
     knows = foresees(answers)
     expect = sometimes(hits, seed, knows, misjudges(knows, VOCAB))
     quiet = not delay_s and not raising and not crashing and hangs_at < 0 and dies_at < 0
@@ -71,10 +74,16 @@ def policy(draft_length: int = 8, outcome_budget: int = 4, **fields: Any) -> Pol
 
 @contextmanager
 def coordinating(
-    make: Callable[[], Preparer], *, restarts: int = 0, launch: Callable[[], Worker] | None = None, start_s: float = 60.0
+    make: Callable[[], Preparer],
+    *,
+    restarts: int = 0,
+    launch: Callable[[], Worker] | None = None,
+    start_s: float = 60.0,
 ) -> Iterator[Coordinator]:
     """A coordinator with its worker ready, in a thread unless it is launched otherwise."""
-    coordinator = Coordinator(WorkerLink(launch or (lambda: ThreadWorker(make)), restarts=restarts, start_s=start_s))
+    coordinator = Coordinator(
+        WorkerLink(launch or (lambda: ThreadWorker(make)), restarts=restarts, start_s=start_s)
+    )
     try:
         coordinator.ensure_worker()
         yield coordinator
@@ -133,7 +142,8 @@ class Slow:
 
 
 class Unhurried(Slow):
-    """A target engine whose passes last until the worker has answered, for one sequence: whatever is prepared is there in time."""
+    """A target engine whose passes last until the worker has answered, for one sequence: whatever
+    is prepared is there in time."""
 
     def __init__(self, engine: TargetEngine, coordinator: Coordinator) -> None:
         super().__init__(engine, 0.0)

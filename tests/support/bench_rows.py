@@ -1,4 +1,5 @@
-"""Rows of benchmark results by hand: seconds and rounds are given, so every figure can be worked out on paper."""
+"""Rows of benchmark results by hand: seconds and rounds are given, so every figure can be worked
+out on paper."""
 
 from __future__ import annotations
 
@@ -6,14 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from d3d.benchmarks.answers import Setting
-from d3d.benchmarks.rows import Acceptance, Identity, Round, Row, Timing
+from d3d.lab.bench.answers import Setting
+from d3d.lab.bench.rows import Acceptance, Identity, Round, Row, Timing
 
 Deliveries = list[tuple[float, int]]
 
 
-def row(method: str, prompt_id: str, deliveries: Deliveries, rounds: list[Round] | None = None, **fields: Any) -> Row:
-    """An answer of the set `tiny`, alone in its batch, identical to plain's unless told otherwise."""
+def row(
+    method: str,
+    prompt_id: str,
+    deliveries: Deliveries,
+    rounds: list[Round] | None = None,
+    **fields: Any,
+) -> Row:
+    """An answer of the set `tiny`, alone in its batch, identical to plain's unless told
+    otherwise."""
     tokens = sum(count for _, count in deliveries)
     first, last = deliveries[0][0], deliveries[-1][0]
     timing = Timing(
@@ -29,7 +37,9 @@ def row(method: str, prompt_id: str, deliveries: Deliveries, rounds: list[Round]
         drafted = sum(one.draft_length for one in rounds)
         acceptance = Acceptance(
             rounds=len(rounds),
-            acceptance_length=sum(one.num_committed for one in rounds) / len(rounds) if rounds else 0.0,
+            acceptance_length=sum(one.num_committed for one in rounds) / len(rounds)
+            if rounds
+            else 0.0,
             acceptance_rate=sum(one.num_accepted for one in rounds) / drafted if drafted else 0.0,
             each_round=rounds,
         )
@@ -40,7 +50,9 @@ def row(method: str, prompt_id: str, deliveries: Deliveries, rounds: list[Round]
         "prompt_tokens": 10,
         "completion_tokens": tokens,
         "finish_reason": "stop",
-        "identity": None if method == "plain" else Identity(identical=True, by="ids", plain_tokens=tokens),
+        "identity": None
+        if method == "plain"
+        else Identity(identical=True, by="ids", plain_tokens=tokens),
         "peak_memory_bytes": 1 << 30,
         "repeats": False,
         "score": None,
@@ -48,14 +60,26 @@ def row(method: str, prompt_id: str, deliveries: Deliveries, rounds: list[Round]
         "text": "hello",
         "token_ids": list(range(tokens)),
     }
-    return Row(method=method, prompt_id=prompt_id, timing=timing, acceptance=acceptance, **(defaults | fields))
+    return Row(
+        method=method,
+        prompt_id=prompt_id,
+        timing=timing,
+        acceptance=acceptance,
+        **(defaults | fields),
+    )
 
 
 def example_rows() -> list[Row]:
-    """Two prompts, plain and serial. Plain takes 0.4 s for 4 further tokens and 0.2 s for 2; serial 0.2 s and 0.2 s."""
+    """Two prompts, plain and serial. Plain takes 0.4 s for 4 further tokens and 0.2 s for 2; serial
+    0.2 s and 0.2 s."""
     return [
         row("plain", "a", [(0.1, 1), (0.2, 1), (0.3, 1), (0.4, 1), (0.5, 1)]),
-        row("serial", "a", [(0.1, 1), (0.2, 3), (0.3, 1)], [Round(2, 2, 3, 0.04, 0.05), Round(1, 0, 1, 0.02, 0.07)]),
+        row(
+            "serial",
+            "a",
+            [(0.1, 1), (0.2, 3), (0.3, 1)],
+            [Round(2, 2, 3, 0.04, 0.05), Round(1, 0, 1, 0.02, 0.07)],
+        ),
         row("plain", "b", [(0.1, 1), (0.2, 1), (0.3, 1)]),
         row("serial", "b", [(0.1, 1), (0.3, 2)], [Round(2, 1, 2, 0.1, 0.1)]),
     ]
@@ -70,13 +94,26 @@ def write_run(directory: Path, rows: list[Row], **fixed: Any) -> Path:
         "command": ["d3d", "bench", "run", "x|y"],
         "date": "2026-01-01T00:00:00+00:00",
         "versions": {"d3d": "0", "python": "3", "torch": "2", "transformers": "5"},
-        "machine": {"processor": "abacus", "cores": 2, "threads": 2, "gpus": [], "load_at_start": 0.1},
+        "machine": {
+            "processor": "abacus",
+            "cores": 2,
+            "threads": 2,
+            "gpus": [],
+            "load_at_start": 0.1,
+        },
         "methods": {"plain": {}, "serial": {"fingerprint": "abc"}},
     }
     provenance = {
         "format": 1,
         "fixed": {"target": "tiny", "dtype": "float32", "ignore_eos": False} | fixed,
-        "sets": {"tiny": {"title": "Tiny <set>", "sha256": "0123456789abcdef", "available": 5, "asked": 2}},
+        "sets": {
+            "tiny": {
+                "title": "Tiny <set>",
+                "sha256": "0123456789abcdef",
+                "available": 5,
+                "asked": 2,
+            }
+        },
         "sessions": [session],
     }
     (directory / "provenance.json").write_text(json.dumps(provenance))

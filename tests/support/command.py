@@ -24,9 +24,15 @@ class Outcome(NamedTuple):
         return record
 
     def is_refusal(self, *words: str) -> bool:
-        """Exit code 2, nothing on standard output, one line on standard error that holds these words."""
+        """Exit code 2, nothing on standard output, one line on standard error that holds these
+        words."""
         one_line = self.err.startswith("d3d: error: ") and self.err.count("\n") == 1
-        return self.code == 2 and self.out == "" and one_line and all(word in self.err for word in words)
+        return (
+            self.code == 2
+            and self.out == ""
+            and one_line
+            and all(word in self.err for word in words)
+        )
 
 
 def d3d(*arguments: object, stdin: str | bytes = "") -> Outcome:

@@ -1,4 +1,5 @@
-"""Tiny drafters, and what they must draft: one text at a time, without a cache, straight from the definition."""
+"""Tiny drafters, and what they must draft: one text at a time, without a cache, straight from the
+definition."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from torch import Tensor
 
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
-from d3d.masks.dense import dense
-from d3d.masks.rules import Rows, block_rules, union
-from d3d.models.drafter import DeltaConfig, DrafterConfig, DrafterModel
-from d3d.models.from_target import from_target
-from d3d.models.kv_cache import PassThrough
-from d3d.models.linear import Linear
-from d3d.models.tiny import tiny_transformer
-from d3d.models.transformer import Rotary, Transformer
+from d3d.hub.tiny import tiny_transformer
+from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
+from d3d.model.from_target import from_target
+from d3d.model.kv_cache import PassThrough
+from d3d.model.linear import Linear
+from d3d.model.masks.dense import dense
+from d3d.model.masks.rules import Rows, block_rules, union
+from d3d.model.transformer import Rotary, Transformer
 
 STARTS: dict[str, dict[str, Any]] = {
     "next": {"alignment": "next"},
@@ -35,11 +36,23 @@ EVERY_KIND = list(KINDS.values())
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=list(KINDS))
 
 
-def tiny_drafter(base: Transformer | None = None, *, scope: str | None = "slots", trained: bool = True, **config: Any) -> DrafterModel:
-    """Two layers, blocks of 6. `scope`: of the deltas; None is full weights. `trained`: the deltas are random and not zero."""
+def tiny_drafter(
+    base: Transformer | None = None,
+    *,
+    scope: str | None = "slots",
+    trained: bool = True,
+    **config: Any,
+) -> DrafterModel:
+    """Two layers, blocks of 6. `scope`: of the deltas; None is full weights. `trained`: the deltas
+    are random and not zero."""
     base = base or tiny_transformer(seed=1)
     delta = None if scope is None else DeltaConfig(rank=4, scope=scope)  # type: ignore[arg-type]
-    fields = {"block_size": 6, "kept_layers": tuple(range(len(base.layers))), "delta": delta, **config}
+    fields = {
+        "block_size": 6,
+        "kept_layers": tuple(range(len(base.layers))),
+        "delta": delta,
+        **config,
+    }
     model = from_target(base, DrafterConfig(**fields))
     if trained:
         generator = torch.Generator().manual_seed(7)
@@ -66,7 +79,9 @@ def block_logits(model: DrafterModel, token_ids: list[int], block: list[int]) ->
     slots = torch.arange(num_clean, num_clean + num_slots)
     clean = Rows.clean(torch.arange(num_clean))
     last_seen = torch.full_like(slots, num_clean - 1)
-    rows = Rows.concatenate(clean, Rows(slots, last_seen, torch.zeros_like(slots), torch.zeros_like(slots)))
+    rows = Rows.concatenate(
+        clean, Rows(slots, last_seen, torch.zeros_like(slots), torch.zeros_like(slots))
+    )
     mask = dense(union(block_rules(model.config.block_attention)), rows, rows)
     x = model.embed(torch.tensor([(token_ids + block)[: len(rows.position)]]))
     slot_layers = model.config.slot_layers or model.config.kept_layers
@@ -74,18 +89,38 @@ def block_logits(model: DrafterModel, token_ids: list[int], block: list[int]) ->
     return model.transformer.logits(hidden[-len(block) :])
 
 
-def _through_layers(model: DrafterModel, x: Tensor, rows: Rows, mask: Tensor, slot_layers: tuple[int, ...], num_slots: int) -> Tensor:
-    """All rows through all layers; where slots pass one by, what it made of them is dropped (clean rows do not see them)."""
+def _through_layers(
+    model: DrafterModel,
+    x: Tensor,
+    rows: Rows,
+    mask: Tensor,
+    slot_layers: tuple[int, ...],
+    num_slots: int,
+) -> Tensor:
+    """All rows through all layers; where slots pass one by, what it made of them is dropped (clean
+    rows do not see them)."""
     decoder = model.transformer
     rotary = Rotary(decoder._cos[rows.position][None], decoder._sin[rows.position][None])
-    for index, (number, layer) in enumerate(zip(model.config.kept_layers, decoder.layers, strict=True)):
-        out = layer(x, rotary, mask[None], PassThrough(), index, model.delta_rows(x.shape[1], num_slots))
-        x = out if number in slot_layers else torch.cat((out[:, : x.shape[1] - num_slots], x[:, x.shape[1] - num_slots :]), dim=1)
+    for index, (number, layer) in enumerate(
+        zip(model.config.kept_layers, decoder.layers, strict=True)
+    ):
+        out = layer(
+            x, rotary, mask[None], PassThrough(), index, model.delta_rows(x.shape[1], num_slots)
+        )
+        x = (
+            out
+            if number in slot_layers
+            else torch.cat(
+                (out[:, : x.shape[1] - num_slots], x[:, x.shape[1] - num_slots :]), dim=1
+            )
+        )
     normed: Tensor = decoder.norm(x)
     return normed
 
 
-def reference_draft(model: DrafterModel, token_ids: list[int], length: int, steps: int = 1) -> list[int]:
+def reference_draft(
+    model: DrafterModel, token_ids: list[int], length: int, steps: int = 1
+) -> list[int]:
     """A block, its most confident places first."""
     block = [-1] * length
     for left in range(steps, 0, -1):

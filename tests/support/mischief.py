@@ -1,4 +1,5 @@
-"""Faults for draft workers, in a thread or in a process of their own, and a record of those that really happened."""
+"""Faults for draft workers, in a thread or in a process of their own, and a record of those that
+really happened."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ import torch
 from d3d.baselines.preparing import PreparingDouble, foresees, misjudges, sometimes
 from d3d.baselines.scripted import Double, always_wrong, empty, noisy, oracle, scripted, wrong_at
 from d3d.core.protocols import Preparer, PreparingSession
-from d3d.core.rng import uniform
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.models.tiny import tiny_transformer
+from d3d.engine.rng import uniform
+from d3d.hub.tiny import tiny_transformer
 from support.async_runs import VOCAB
 from support.drafters import tiny_drafter
 
@@ -41,7 +42,8 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Mischief:
-    """What happens before a drafter's pass: each fault with its probability, which hangs on (seed, number of the pass) alone."""
+    """What happens before a drafter's pass: each fault with its probability, which hangs on (seed,
+    number of the pass) alone."""
 
     ledger: Ledger
     seed: int = 0
@@ -112,12 +114,18 @@ class TroubledSession:
 
     def draft(self, text: list[int], draft_length: int) -> DraftBlock:
         instead = self.troubled.strike()
-        return self.session.draft(text, draft_length) if instead is None else _spoilt(instead, draft_length)
+        return (
+            self.session.draft(text, draft_length)
+            if instead is None
+            else _spoilt(instead, draft_length)
+        )
 
     def likely_outcomes(self, text: list[int], draft: ListLike[int], budget: int) -> list[Outcome]:
         return self.session.likely_outcomes(text, draft, budget)
 
-    def prepare(self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
+    def prepare(
+        self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int
+    ) -> dict[Outcome, DraftBlock]:
         instead = self.troubled.strike()
         if instead is None:
             return self.session.prepare(text, draft, outcomes, draft_length)
@@ -126,7 +134,11 @@ class TroubledSession:
 
 
 def _spoilt(how: str, draft_length: int) -> DraftBlock:
-    return DraftBlock(fault="told to be faulty") if how == "fault" else DraftBlock((3, 10**9, -1) * 50 * draft_length)
+    return (
+        DraftBlock(fault="told to be faulty")
+        if how == "fault"
+        else DraftBlock((3, 10**9, -1) * 50 * draft_length)
+    )
 
 
 @dataclass(frozen=True)
@@ -147,10 +159,16 @@ class Troublemaker:
             self.mischief.ledger.note("fails to load")
             raise ValueError("told not to load")
         if self.drafter == "model":
-            return Troubled(PackedDrafter(tiny_drafter(tiny_transformer(), block_size=self.block_size), VOCAB), self.mischief)
+            return Troubled(
+                PackedDrafter(tiny_drafter(tiny_transformer(), block_size=self.block_size), VOCAB),
+                self.mischief,
+            )
         knows = foresees(self.answers)
         expect = sometimes(self.hits, self.mischief.seed, knows, misjudges(knows, VOCAB))
-        return Troubled(PreparingDouble(double(self.drafter, self.block_size, self.answers), expect), self.mischief)
+        return Troubled(
+            PreparingDouble(double(self.drafter, self.block_size, self.answers), expect),
+            self.mischief,
+        )
 
 
 def double(name: str, block_size: int, answers: ListLike[ListLike[int]]) -> Double:
@@ -162,6 +180,9 @@ def double(name: str, block_size: int, answers: ListLike[ListLike[int]]) -> Doub
         "always wrong": lambda: always_wrong(block_size, answers, VOCAB),
         "wrong at 1": lambda: wrong_at(1, block_size, answers, VOCAB),
         "empty": lambda: empty(noisy(0.2, 2, block_size, answers, VOCAB)),
-        "scripted": lambda: scripted(block_size, [[(7 * place + n) % VOCAB for n in range(block_size)] for place in range(40)]),
+        "scripted": lambda: scripted(
+            block_size,
+            [[(7 * place + n) % VOCAB for n in range(block_size)] for place in range(40)],
+        ),
     }
     return makes[name]()

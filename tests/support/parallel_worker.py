@@ -1,4 +1,5 @@
-"""One of the processes of tests/training/test_parallel.py: python -m support.parallel_worker SCENARIO TARGET DIRECTORY."""
+"""One of the processes of tests/training/test_parallel.py: python -m support.parallel_worker
+SCENARIO TARGET DIRECTORY."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from typing import Any
 
 import torch
 
-from d3d.core.errors import InvalidRequest
-from d3d.models.drafter import DeltaConfig, DrafterModel
-from d3d.models.from_target import from_target
-from d3d.models.open_model import OpenModel
-from d3d.training.config import DrafterSpec, RunConfig, Stage, TrainConfig
-from d3d.training.corpus import Sample
-from d3d.training.parallel import Alone, choose_parallel, processes
-from d3d.training.run import TrainingRun
-from d3d.training.trainer import Trainer
+from d3d.errors import InvalidRequest
+from d3d.hub.open_model import OpenModel
+from d3d.model.drafter import DeltaConfig, DrafterModel
+from d3d.model.from_target import from_target
+from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
+from d3d.train.corpus import Sample
+from d3d.train.parallel import Alone, choose_parallel, processes
+from d3d.train.run import TrainingRun
+from d3d.train.trainer import Trainer
 from support.tiny_model import open_tiny
 
 __all__ = ["Alone"]
@@ -44,14 +45,25 @@ def run_config(kind: str) -> RunConfig:
         activation_checkpointing="twice" in kind,
     )
     return RunConfig(
-        drafter=DrafterSpec(block_size=BLOCK, **KINDS[kind]), train=train, evaluate_every=2, evaluate_draft_length=BLOCK, measure_start=True
+        drafter=DrafterSpec(block_size=BLOCK, **KINDS[kind]),
+        train=train,
+        evaluate_every=2,
+        evaluate_draft_length=BLOCK,
+        measure_start=True,
     )
 
 
 def texts(base: OpenModel) -> list[Sample]:
     generator = torch.Generator().manual_seed(0)
     return [
-        Sample([first, 9, 30], torch.randint(3, 200, (14 + first,), generator=generator).tolist(), "test", 0.0, 0) for first in range(6)
+        Sample(
+            [first, 9, 30],
+            torch.randint(3, 200, (14 + first,), generator=generator).tolist(),
+            "test",
+            0.0,
+            0,
+        )
+        for first in range(6)
     ]
 
 
@@ -60,14 +72,22 @@ def make(base: OpenModel, kind: str) -> DrafterModel:
 
 
 def untrained(base: OpenModel, kind: str) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in make(base, kind).trainable().items()}
+    return {
+        name: parameter.detach().clone() for name, parameter in make(base, kind).trainable().items()
+    }
 
 
 def open_run(kind: str, target: Path, directory: Path) -> TrainingRun:
     base = open_tiny(target)
     config = run_config(kind)
-    parallel = choose_parallel(config.train.distributed, full_weights=config.drafter.delta is None, device=torch.device("cpu"))
-    return TrainingRun(directory / kind, base, config, texts(base)[:4], texts(base)[4:], parallel=parallel)
+    parallel = choose_parallel(
+        config.train.distributed,
+        full_weights=config.drafter.delta is None,
+        device=torch.device("cpu"),
+    )
+    return TrainingRun(
+        directory / kind, base, config, texts(base)[:4], texts(base)[4:], parallel=parallel
+    )
 
 
 def train(kind: str, target: Path, directory: Path) -> None:
@@ -77,7 +97,10 @@ def train(kind: str, target: Path, directory: Path) -> None:
     second = open_run(kind, target, directory)
     assert second.trainer.step == 2
     second.run(lambda stats: losses.append(stats.loss))
-    weights = {name: second.parallel.whole(parameter.detach()).clone() for name, parameter in second.model.trainable().items()}
+    weights = {
+        name: second.parallel.whole(parameter.detach()).clone()
+        for name, parameter in second.model.trainable().items()
+    }
     if second.parallel.rank == 0:
         torch.save(weights, directory / f"{kind}.weights.pt")
         (directory / f"{kind}.losses.json").write_text(json.dumps(losses))
@@ -121,4 +144,6 @@ if __name__ == "__main__":
                 train(kind, target, directory)
             not_finite(target, directory)
     sys.stdout.flush()
-    os._exit(0)  # one run in eight, torch's own threads abort while the interpreter ends; what is tested is done by then
+    os._exit(
+        0
+    )  # one run in eight, torch's own threads abort while the interpreter ends; what is tested is done by then

@@ -22,8 +22,18 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "top_k": {"temperature": 1.0, "top_k": 5, "seed": 1},
     "top_p": {"temperature": 1.2, "top_p": 0.7, "seed": 2},
     "min_p": {"temperature": 1.5, "min_p": 0.1, "seed": 4},
-    "greedy penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.7},
-    "sampled penalties": {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.2, "frequency_penalty": -0.5, "presence_penalty": 1.0},
+    "greedy penalties": {
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.7,
+    },
+    "sampled penalties": {
+        "temperature": 0.8,
+        "seed": 5,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": -0.5,
+        "presence_penalty": 1.0,
+    },
     "bias": {"logit_bias": {7: 3.0, 20: -4.0, 55: 2.5}},
     "everything": {
         "temperature": 0.9,
@@ -75,16 +85,37 @@ class Run:
         return [event.fault for event in self.events if event.fault is not None]
 
 
-def make(engine: TargetEngine, prompt: list[int] = PROMPT, *, eos: set[int] | None = None, tokenizer: Any = None, **params: Any) -> Run:
+def make(
+    engine: TargetEngine,
+    prompt: list[int] = PROMPT,
+    *,
+    eos: set[int] | None = None,
+    tokenizer: Any = None,
+    **params: Any,
+) -> Run:
     eos_token_ids = frozenset(eos or ())
-    return Run(new_request(engine, prompt, SamplingParams(**params), eos_token_ids=eos_token_ids, tokenizer=tokenizer))
+    return Run(
+        new_request(
+            engine,
+            prompt,
+            SamplingParams(**params),
+            eos_token_ids=eos_token_ids,
+            tokenizer=tokenizer,
+        )
+    )
 
 
 def run_all(
-    engine: TargetEngine, drafter: Drafter | None, runs: list[Run], draft_length: int = 16, max_batch: int | None = None
+    engine: TargetEngine,
+    drafter: Drafter | None,
+    runs: list[Run],
+    draft_length: int = 16,
+    max_batch: int | None = None,
 ) -> list[Run]:
     """Decode them together."""
-    for event in decode(engine, drafter, [run.request for run in runs], draft_length, max_batch=max_batch):
+    for event in decode(
+        engine, drafter, [run.request for run in runs], draft_length, max_batch=max_batch
+    ):
         runs[event.index].events.append(event)
     return runs
 
@@ -100,7 +131,12 @@ def run(
     **params: Any,
 ) -> Run:
     """Decode one request alone; plain without a drafter."""
-    return run_all(engine, drafter, [make(engine, prompt, eos=eos, tokenizer=tokenizer, **params)], draft_length)[0]
+    return run_all(
+        engine,
+        drafter,
+        [make(engine, prompt, eos=eos, tokenizer=tokenizer, **params)],
+        draft_length,
+    )[0]
 
 
 class Watched:

@@ -1,8 +1,9 @@
-"""Async decoding under every fault, drafter, block size, budget, miss policy and placement, in an order that any stretch covers evenly.
+"""Async decoding under every fault, drafter, block size, budget, miss policy and placement, in an
+order that any stretch covers evenly.
 
-Scenario `n` is the same in every run, so a soak that was interrupted can go on. Each compares every answer with the target's own, and
-looks at what must hold whatever happens: waits are bounded, a round without a draft has a cause, nothing is left behind.
-"""
+Scenario `n` is the same in every run, so a soak that was interrupted can go on. Each compares every
+answer with the target's own, and looks at what must hold whatever happens: waits are bounded, a
+round without a draft has a cause, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ import psutil
 from d3d.core.protocols import TargetEngine
 from d3d.decoding.loop import Event, decode
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.engines.native import NativeEngine
-from d3d.models.tiny import tiny_transformer
-from d3d.runtime.async_drafter import AsyncDrafter
-from d3d.runtime.coordinator import Coordinator
-from d3d.runtime.placement import available_cores, worker_cores
-from d3d.runtime.workers import ProcessWorker, ThreadWorker, Worker
+from d3d.hub.tiny import tiny_transformer
+from d3d.methods.async_.async_drafter import AsyncDrafter
+from d3d.methods.async_.coordinator import Coordinator
+from d3d.methods.async_.placement import available_cores, worker_cores
+from d3d.methods.async_.workers import ProcessWorker, ThreadWorker, Worker
+from d3d.target.native import NativeEngine
 from support.async_runs import VOCAB, Slow, async_drafter, coordinating
 from support.drafters import text, tiny_drafter
 from support.mischief import DRAFTERS, Ledger, Mischief, Troublemaker, double
@@ -51,19 +52,34 @@ FAULTS: dict[str, dict[str, Any]] = {
     "aborted": {"delay": 1.0},
     "interleaved": {"raises": 0.02, "delay": 0.3},
     "threads": {"crashes": 0.01, "delay": 0.3},
-    "storm": {"delay": 0.3, "slow": 0.03, "raises": 0.03, "out_of_memory": 0.03, "faulty": 0.003, "garbage": 0.003, "crashes": 0.02},
+    "storm": {
+        "delay": 0.3,
+        "slow": 0.03,
+        "raises": 0.03,
+        "out_of_memory": 0.03,
+        "faulty": 0.003,
+        "garbage": 0.003,
+        "crashes": 0.02,
+    },
 }
-"""What befalls the worker, by name, and how likely before each of its passes; what befalls it from outside is in `Going.after_event`."""
+"""What befalls the worker, by name, and how likely before each of its passes; what befalls it from
+outside is in `Going.after_event`."""
 
 IN_THREADS = [fault for fault in FAULTS if fault != "stopped"]
-BLOCK_SIZES, BUDGETS, POLICIES, CHOICES = (4, 8, 16), (1, 4, 16, 64), ("draft_now", "bonus_only"), ("greedy", "everything")
+BLOCK_SIZES, BUDGETS, POLICIES, CHOICES = (
+    (4, 8, 16),
+    (1, 4, 16, 64),
+    ("draft_now", "bonus_only"),
+    ("greedy", "everything"),
+)
 WAYS = ("one by one", "together", "interleaved")
 HURRIED = {"delays", "slow", "hangs", "stopped", "aborted", "storm"}
 """Faults whose requests wait a few milliseconds only; the others half a second."""
 PROCESS_EVERY = 12
 """One scenario of so many runs in a process of its own, which takes seconds to start."""
 SLACK_S = 8.0
-"""What a wait may exceed its bound by, on a machine that is busy with other things; ending a process may take 5 s of it."""
+"""What a wait may exceed its bound by, on a machine that is busy with other things; ending a
+process may take 5 s of it."""
 KILLS_OF_PROCESSES = 2
 
 
@@ -83,18 +99,37 @@ class Scenario:
 
 
 def scenario(number: int) -> Scenario:
-    """All faults with all block sizes, policies and ways of sampling in a lap; drafters, budgets and ways of going take turns."""
+    """All faults with all block sizes, policies and ways of sampling in a lap; drafters, budgets
+    and ways of going take turns."""
     in_process = number % PROCESS_EVERY == PROCESS_EVERY - 1
     place = number // PROCESS_EVERY if in_process else number - number // PROCESS_EVERY
-    grid = list(itertools.product(BLOCK_SIZES, POLICIES, CHOICES, FAULTS if in_process else IN_THREADS))
+    grid = list(
+        itertools.product(BLOCK_SIZES, POLICIES, CHOICES, FAULTS if in_process else IN_THREADS)
+    )
     block_size, policy, sampling, fault = grid[place % len(grid)]
     if in_process:  # so few of them that all but the fault is drawn
         draw = random.Random(place)
-        block_size, policy, sampling = draw.choice(BLOCK_SIZES), draw.choice(POLICIES), draw.choice(CHOICES)
+        block_size, policy, sampling = (
+            draw.choice(BLOCK_SIZES),
+            draw.choice(POLICIES),
+            draw.choice(CHOICES),
+        )
     turn = random.Random(number)
     placement = "processes" if in_process else "thread"
-    way = {"interleaved": "interleaved", "threads": "threads", "aborted": "interleaved"}.get(fault) or turn.choice(WAYS)
-    return Scenario(fault, placement, turn.choice(DRAFTERS), block_size, turn.choice(BUDGETS), policy, sampling, way, number)
+    way = {"interleaved": "interleaved", "threads": "threads", "aborted": "interleaved"}.get(
+        fault
+    ) or turn.choice(WAYS)
+    return Scenario(
+        fault,
+        placement,
+        turn.choice(DRAFTERS),
+        block_size,
+        turn.choice(BUDGETS),
+        policy,
+        sampling,
+        way,
+        number,
+    )
 
 
 @dataclass
@@ -134,7 +169,10 @@ PROMPTS = [text(2 + 4 * number, seed=number) for number in range(4)]
 
 @cache
 def plain(sampling: str, max_tokens: int) -> tuple[Run, ...]:
-    return tuple(run(target(), None, prompt, max_tokens=max_tokens, **SAMPLING[sampling]) for prompt in PROMPTS)
+    return tuple(
+        run(target(), None, prompt, max_tokens=max_tokens, **SAMPLING[sampling])
+        for prompt in PROMPTS
+    )
 
 
 @cache
@@ -146,7 +184,10 @@ def serial_differs(drafter: str, block_size: int, sampling: str, max_tokens: int
     else:
         drafting = double(drafter, block_size, [one.token_ids for one in expected])
     params = SAMPLING[sampling] | {"max_tokens": max_tokens, "draft_length": block_size}
-    return any(run(target(), drafting, prompt, **params).ids != one.ids for prompt, one in zip(PROMPTS, expected, strict=True))
+    return any(
+        run(target(), drafting, prompt, **params).ids != one.ids
+        for prompt, one in zip(PROMPTS, expected, strict=True)
+    )
 
 
 def play(one: Scenario, tally: Tally, *, max_tokens: int = 60) -> None:
@@ -184,44 +225,73 @@ class Going:
         life = next(self.lives)
         in_process = self.one.placement == "processes"
         mischief = Mischief(
-            self.ledger, 1000 * self.one.seed + life, in_process=in_process, hang_s=3600 if in_process else 1.0, **FAULTS[self.one.fault]
+            self.ledger,
+            1000 * self.one.seed + life,
+            in_process=in_process,
+            hang_s=3600 if in_process else 1.0,
+            **FAULTS[self.one.fault],
         )
         hits = {"none": 1.0, "misses": 0.0}.get(self.one.fault, 0.7)
         answers = tuple(tuple(answer.token_ids) for answer in self.expected)
         fails = life > 0 and self.one.fault == "does not come back"
-        made = Troublemaker(self.one.drafter, answers, self.one.block_size, hits, mischief, fails_to_load=fails)
-        return ProcessWorker(made, worker_cores(available_cores())) if in_process else ThreadWorker(made)
+        made = Troublemaker(
+            self.one.drafter, answers, self.one.block_size, hits, mischief, fails_to_load=fails
+        )
+        return (
+            ProcessWorker(made, worker_cores(available_cores()))
+            if in_process
+            else ThreadWorker(made)
+        )
 
     def play(self, coordinator: Coordinator) -> None:
         one = self.one
         in_process, hangs = one.placement == "processes", one.fault in ("hangs", "stopped")
         hung_s = (2.0 if in_process else 0.1) if hangs else 120.0
         fields = {"outcome_budget": one.outcome_budget, "miss_policy": one.miss_policy}
-        drafter = async_drafter(coordinator, draft_length=one.block_size, patience_s=self.patience_s, hung_s=hung_s, **fields)
+        drafter = async_drafter(
+            coordinator,
+            draft_length=one.block_size,
+            patience_s=self.patience_s,
+            hung_s=hung_s,
+            **fields,
+        )
         engine: TargetEngine = Slow(target(), hung_s / 12) if hangs else target()
         runs = [make(target(), prompt, **self.params) for prompt in PROMPTS]
-        ends = {"one by one": self.one_by_one, "together": self.together, "interleaved": self.interleaved, "threads": self.threads}
+        ends = {
+            "one by one": self.one_by_one,
+            "together": self.together,
+            "interleaved": self.interleaved,
+            "threads": self.threads,
+        }
         ends[one.way](coordinator, engine, drafter, runs)
         self.look_at(runs)
         self.tally.stale += coordinator.cache.num_stale
         if (coordinator.num_sequences, len(coordinator.cache)) != (0, 0):
-            self.complain(f"left behind: {coordinator.num_sequences} sequences, {len(coordinator.cache)} blocks")
+            self.complain(
+                f"left behind: {coordinator.num_sequences} sequences, {len(coordinator.cache)} blocks"
+            )
 
     # Ways of going
 
-    def one_by_one(self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]) -> None:
+    def one_by_one(
+        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+    ) -> None:
         for one in runs:
             self.restore(coordinator)
             for event in decode(engine, drafter, [one.request], self.one.block_size):
                 one.events.append(event)
                 self.after_event(coordinator, event)
 
-    def together(self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]) -> None:
+    def together(
+        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+    ) -> None:
         for event in decode(engine, drafter, [one.request for one in runs], self.one.block_size):
             runs[event.index].events.append(event)
             self.after_event(coordinator, event)
 
-    def interleaved(self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]) -> None:
+    def interleaved(
+        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+    ) -> None:
         going = [(one, decode(engine, drafter, [one.request], self.one.block_size)) for one in runs]
         while going:
             chosen = self.chance.choice(going)
@@ -235,8 +305,13 @@ class Going:
                 going.remove(chosen)
                 self.restore(coordinator)
 
-    def threads(self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]) -> None:
-        everyone = [threading.Thread(target=self.one_by_one, args=(coordinator, engine, drafter, [one])) for one in runs]
+    def threads(
+        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+    ) -> None:
+        everyone = [
+            threading.Thread(target=self.one_by_one, args=(coordinator, engine, drafter, [one]))
+            for one in runs
+        ]
         for thread in everyone:
             thread.start()
         for thread in everyone:
@@ -261,7 +336,9 @@ class Going:
             return
         if isinstance(worker, ProcessWorker) and not worker.process.is_alive():
             return  # the link has not noticed yet
-        if fault == "killed" or (fault == "restarted" and event.stats is not None and self.chance.random() < 0.1):
+        if fault == "killed" or (
+            fault == "restarted" and event.stats is not None and self.chance.random() < 0.1
+        ):
             if isinstance(worker, ProcessWorker) and self.kills >= KILLS_OF_PROCESSES:
                 return
             self.kills += 1
@@ -269,7 +346,12 @@ class Going:
             _kill(worker)
             if fault == "killed":
                 coordinator.ensure_worker()
-        elif fault == "stopped" and isinstance(worker, ProcessWorker) and self.kills < 1 and self.chance.random() < 0.2:
+        elif (
+            fault == "stopped"
+            and isinstance(worker, ProcessWorker)
+            and self.kills < 1
+            and self.chance.random() < 0.2
+        ):
             self.kills += 1
             self.ledger.note("stop")
             psutil.Process(worker.process.pid).suspend()
@@ -296,7 +378,12 @@ class Going:
                         tally.fallbacks[stats.preparation.cause] += 1
                     elif not stats.draft_length:
                         self.complain("a round without a draft has no cause")
-        seen = {stats.preparation.readiness for one in runs for stats in one.rounds[1:] if stats.preparation is not None}
+        seen = {
+            stats.preparation.readiness
+            for one in runs
+            for stats in one.rounds[1:]
+            if stats.preparation is not None
+        }
         if self.one.fault == "misses" and self.one.drafter != "model" and "hit" in seen:
             self.complain("a hit where nothing was foreseen")
 
@@ -309,9 +396,11 @@ def _kill(worker: Worker) -> None:
         worker.kill()
 
 
-def soak(rounds: int, placements: list[str], tally: Tally, first: int, after_each: Callable[[int], None]) -> None:
-    """Scenarios with these placements, from number `first` on, until the tally has so many rounds. `after_each` is told the number of the
-    next."""
+def soak(
+    rounds: int, placements: list[str], tally: Tally, first: int, after_each: Callable[[int], None]
+) -> None:
+    """Scenarios with these placements, from number `first` on, until the tally has so many rounds.
+    `after_each` is told the number of the next."""
     for number in itertools.count(first):
         if tally.all_rounds >= rounds:
             return
@@ -323,4 +412,8 @@ def soak(rounds: int, placements: list[str], tally: Tally, first: int, after_eac
 
 def first_with(fault: str) -> Scenario:
     """The first scenario that has this fault, in a thread."""
-    return next(one for one in map(scenario, itertools.count()) if one.fault == fault and one.placement == "thread")
+    return next(
+        one
+        for one in map(scenario, itertools.count())
+        if one.fault == fault and one.placement == "thread"
+    )

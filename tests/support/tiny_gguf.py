@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
-TEXT = ["def add(a, b):\n    return a + b\n", "x  = 12\n    y = 345", "the cat sat on the mat, can't it?"] * 4
+TEXT = [
+    "def add(a, b):\n    return a + b\n",
+    "x  = 12\n    y = 345",
+    "the cat sat on the mat, can't it?",
+] * 4
 
 
 @dataclass
 class TinyGguf:
-    """The file, and the float32 values that a reader must find, by Hugging Face name (queries and keys, whose rows llama.cpp
-    permutes, are left out)."""
+    """The file, and the float32 values that a reader must find, by Hugging Face name (queries and
+    keys, whose rows llama.cpp permutes, are left out)."""
 
     path: Path
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -33,12 +37,39 @@ def write_tiny_gguf(path: Path, kind: GGMLQuantizationType, pre: str = "smollm")
     tiny = TinyGguf(path)
     rng = np.random.default_rng(0)
     kv_size = HIDDEN // HEADS * KV_HEADS
-    _write(writer, tiny, rng, "token_embd.weight", "model.embed_tokens.weight", (num_tokens, HIDDEN), kind)
-    _write(writer, tiny, rng, "output_norm.weight", "model.norm.weight", (HIDDEN,), GGMLQuantizationType.F32)
+    _write(
+        writer,
+        tiny,
+        rng,
+        "token_embd.weight",
+        "model.embed_tokens.weight",
+        (num_tokens, HIDDEN),
+        kind,
+    )
+    _write(
+        writer,
+        tiny,
+        rng,
+        "output_norm.weight",
+        "model.norm.weight",
+        (HIDDEN,),
+        GGMLQuantizationType.F32,
+    )
     for layer in range(LAYERS):
         ours, theirs = f"model.layers.{layer}", f"blk.{layer}"
-        for norm, name in (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")):
-            _write(writer, tiny, rng, f"{theirs}.{norm}.weight", f"{ours}.{name}.weight", (HIDDEN,), GGMLQuantizationType.F32)
+        for norm, name in (
+            ("attn_norm", "input_layernorm"),
+            ("ffn_norm", "post_attention_layernorm"),
+        ):
+            _write(
+                writer,
+                tiny,
+                rng,
+                f"{theirs}.{norm}.weight",
+                f"{ours}.{name}.weight",
+                (HIDDEN,),
+                GGMLQuantizationType.F32,
+            )
         matrices = {
             ("attn_q", ""): (HIDDEN, HIDDEN),
             ("attn_k", ""): (kv_size, HIDDEN),
@@ -49,7 +80,15 @@ def write_tiny_gguf(path: Path, kind: GGMLQuantizationType, pre: str = "smollm")
             ("ffn_down", "mlp.down_proj"): (HIDDEN, INNER),
         }
         for (their_name, our_name), shape in matrices.items():
-            _write(writer, tiny, rng, f"{theirs}.{their_name}.weight", our_name and f"{ours}.{our_name}.weight", shape, kind)
+            _write(
+                writer,
+                tiny,
+                rng,
+                f"{theirs}.{their_name}.weight",
+                our_name and f"{ours}.{our_name}.weight",
+                shape,
+                kind,
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -58,7 +97,13 @@ def write_tiny_gguf(path: Path, kind: GGMLQuantizationType, pre: str = "smollm")
 
 
 def _write(
-    writer: GGUFWriter, tiny: TinyGguf, rng: Any, theirs: str, ours: str, shape: tuple[int, ...], kind: GGMLQuantizationType
+    writer: GGUFWriter,
+    tiny: TinyGguf,
+    rng: Any,
+    theirs: str,
+    ours: str,
+    shape: tuple[int, ...],
+    kind: GGMLQuantizationType,
 ) -> None:
     values = rng.standard_normal(shape).astype(np.float32)
     if len(shape) == 1:  # bfloat16 numbers that float16 holds too, as the norms of released models
@@ -85,9 +130,13 @@ def _write_shape(writer: GGUFWriter) -> None:
 def _write_tokenizer(writer: GGUFWriter, pre: str) -> int:
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXT, trainer)
     vocab = tokenizer.get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)

@@ -1,24 +1,33 @@
-"""Tuning without clocks: times that a formula gives, and models whose settings only matter to it."""
+"""Tuning without clocks: times that a formula gives, and models whose settings only matter to
+it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d3d.tuning.measure import Measured
-from d3d.tuning.search import SearchPlan
-from d3d.tuning.setups import OWN, DrafterFacts, Setup, Space
+from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.search import SearchPlan
+from d3d.lab.tune.setups import OWN, DrafterFacts, Setup, Space
 
-SPACE = Space(("serial", "fused", "async"), (DrafterFacts(OWN, 16, 15), DrafterFacts("short", 4)), (1, 2, 4), ("thread", "processes"))
+SPACE = Space(
+    ("serial", "fused", "async"),
+    (DrafterFacts(OWN, 16, 15), DrafterFacts("short", 4)),
+    (1, 2, 4),
+    ("thread", "processes"),
+)
 
 
-def plan(trials: int = 30, seed: int = 0, cases: int = 3, space: Space = SPACE, **identity: object) -> SearchPlan:
+def plan(
+    trials: int = 30, seed: int = 0, cases: int = 3, space: Space = SPACE, **identity: object
+) -> SearchPlan:
     return SearchPlan(space, tuple(range(cases)), trials, seed, 2, dict(identity))
 
 
 @dataclass
 class Formula:
-    """A measuring function: serial with a draft of 6, cut at 0.1, on 4 threads is the fastest by far."""
+    """A measuring function: serial with a draft of 6, cut at 0.1, on 4 threads is the fastest by
+    far."""
 
     asked: list[tuple[str, int]] = field(default_factory=list)
     """Keys of setups, and cases."""
@@ -28,7 +37,9 @@ class Formula:
         tokens = 50 + 10 * case
         cost = self.ms_per_token(setup) * (1 + 0.3 * case)
         rounds = 0 if setup.mode == "plain" else tokens // 3
-        return Measured(cost * tokens / 1000, tokens, rounds, tokens if rounds else 0, f"answer {case}")
+        return Measured(
+            cost * tokens / 1000, tokens, rounds, tokens if rounds else 0, f"answer {case}"
+        )
 
     def ms_per_token(self, setup: Setup) -> float:
         slow = {1: 2.0, 2: 1.5, 4: 1.0, None: 1.5}[setup.threads]

@@ -1,23 +1,26 @@
 """From the target's raw logits to its own choice of each token.
 
-Row i of a block follows the committed tokens and the first i drafted ones; it is treated exactly as plain decoding would
-treat it there. The order in which the parameters act:
+Row i of a block follows the committed tokens and the first i drafted ones; it is treated exactly as
+plain decoding would treat it there. The order in which the parameters act:
 
-1. `repetition_penalty`, over prompt and answer: positive logits are divided by it, negative ones multiplied (CTRL,
-   arXiv:1909.05858, section 4.1, in the form of transformers' RepetitionPenaltyLogitsProcessor)
-2. `presence_penalty` once for each token that the answer holds, and `frequency_penalty` times its count there (OpenAI's)
+1. `repetition_penalty`, over prompt and answer: positive logits are divided by it, negative ones
+   multiplied (CTRL, arXiv:1909.05858, section 4.1, in the form of transformers'
+   RepetitionPenaltyLogitsProcessor)
+2. `presence_penalty` once for each token that the answer holds, and `frequency_penalty` times its
+   count there (OpenAI's)
 3. `logit_bias` is added
-4. `min_tokens`: while the answer is shorter, stop token ids, and EOS unless `ignore_eos`, become impossible
-5. `temperature` divides. At or below GREEDY_TEMPERATURE the choice is the argmax here (lowest id among equals), steps 6 to 8
-   are skipped and log-probabilities are those at temperature 1
+4. `min_tokens`: while the answer is shorter, stop token ids, and EOS unless `ignore_eos`, become
+   impossible
+5. `temperature` divides. At or below GREEDY_TEMPERATURE the choice is the argmax here (lowest id
+   among equals), steps 6 to 8 are skipped and log-probabilities are those at temperature 1
 6. `top_k` keeps the k best logits
 7. `top_p` keeps the smallest set of the best whose share of what is left reaches p
 8. `min_p` keeps what is at least this likely relative to the best
 
-A token that ties with the last one kept by 6, 7 or 8 is kept too, so that no sort order can matter. Sampling takes one uniform
-number per absolute position and inverts the cumulative distribution in id order. Counts come from `Sequence.counts` plus the
-drafted tokens before the row; nothing here is remembered, so a rejected token leaves no trace.
-"""
+A token that ties with the last one kept by 6, 7 or 8 is kept too, so that no sort order can matter.
+Sampling takes one uniform number per absolute position and inverts the cumulative distribution in
+id order. Counts come from `Sequence.counts` plus the drafted tokens before the row; nothing here is
+remembered, so a rejected token leaves no trace."""
 
 from __future__ import annotations
 
@@ -28,16 +31,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from d3d.core.errors import InvalidRequest
-from d3d.core.rng import uniform
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams, TokenLogprob
+from d3d.engine.rng import uniform
+from d3d.errors import InvalidRequest
 
 _NUCLEUS_WIDTH = 1024
 """Best tokens among which the top-p set is looked for before all are sorted."""
 
 _ROW_BY_ROW = frozenset({"cpu"})
-"""Devices on which rows are taken one by one, up to the first mismatch; on others launches cost more than rows."""
+"""Devices on which rows are taken one by one, up to the first mismatch; on others launches cost
+more than rows."""
 
 
 class Choices(NamedTuple):
@@ -50,21 +54,31 @@ class Choices(NamedTuple):
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
     """Raise InvalidRequest where a parameter names a token id outside of [0, vocab_size)."""
-    for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+    for name, token_ids in (
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(f"{name}: token id {token_id} is not in the target's vocabulary, use ids from 0 to {vocab_size - 1}")
+                raise InvalidRequest(
+                    f"{name}: token id {token_id} is not in the target's vocabulary, use ids from 0 to {vocab_size - 1}"
+                )
 
 
-def choose(logits: Tensor, draft_tokens: ListLike[int], sequence: Sequence, eos_token_ids: frozenset[int]) -> Choices:
-    """The target's own choice at every row up to the first that differs from the draft (there may be more of them).
+def choose(
+    logits: Tensor, draft_tokens: ListLike[int], sequence: Sequence, eos_token_ids: frozenset[int]
+) -> Choices:
+    """The target's own choice at every row up to the first that differs from the draft (there may
+    be more of them).
 
-    `logits`: float32 [len(draft_tokens) + 1, vocab_size]. `sequence` is not changed; where its parameters use counts it must
-    carry `counts` of this vocabulary on this device. Raises ValueError for a wrong number of rows, or missing counts.
-    """
+    `logits`: float32 [len(draft_tokens) + 1, vocab_size]. `sequence` is not changed; where its
+    parameters use counts it must carry `counts` of this vocabulary on this device. Raises
+    ValueError for a wrong number of rows, or missing counts."""
     num_rows = len(draft_tokens) + 1
     if logits.shape[0] != num_rows:
-        raise ValueError(f"{num_rows - 1} drafted tokens need {num_rows} rows of logits, got {logits.shape[0]}")
+        raise ValueError(
+            f"{num_rows - 1} drafted tokens need {num_rows} rows of logits, got {logits.shape[0]}"
+        )
     if _is_plain_argmax(sequence):
         return Choices(logits.argmax(dim=-1).tolist())
     rows_at_once = 1 if logits.device.type in _ROW_BY_ROW else num_rows
@@ -72,7 +86,11 @@ def choose(logits: Tensor, draft_tokens: ListLike[int], sequence: Sequence, eos_
     logprobs: tuple[TokenLogprob, ...] = ()
     for first_row in range(0, num_rows, rows_at_once):
         rows = logits[first_row : first_row + rows_at_once]
-        choices = _choose_rows(processed_logits(rows, first_row, draft_tokens, sequence, eos_token_ids), first_row, sequence)
+        choices = _choose_rows(
+            processed_logits(rows, first_row, draft_tokens, sequence, eos_token_ids),
+            first_row,
+            sequence,
+        )
         token_ids += choices.token_ids
         logprobs += choices.logprobs
         if token_ids != list(draft_tokens[: len(token_ids)]):
@@ -82,7 +100,11 @@ def choose(logits: Tensor, draft_tokens: ListLike[int], sequence: Sequence, eos_
 
 def _is_plain_argmax(sequence: Sequence) -> bool:
     params = sequence.params
-    unprocessed = not params.uses_counts and not params.logit_bias and params.min_tokens <= sequence.num_answer_tokens
+    unprocessed = (
+        not params.uses_counts
+        and not params.logit_bias
+        and params.min_tokens <= sequence.num_answer_tokens
+    )
     return params.greedy and unprocessed and params.logprobs is None
 
 
@@ -100,19 +122,24 @@ def _choose_rows(scores: Tensor, first_row: int, sequence: Sequence) -> Choices:
     return Choices(token_ids, _logprobs(scores, token_ids, params.logprobs))
 
 
-def choice_gap(logits: Tensor, sequence: Sequence, eos_token_ids: frozenset[int], other: int | None = None) -> float:
-    """How near the choice that follows `sequence` is to falling on the token `other` (None: on any other); tells rounding from a mistake.
+def choice_gap(
+    logits: Tensor, sequence: Sequence, eos_token_ids: frozenset[int], other: int | None = None
+) -> float:
+    """How near the choice that follows `sequence` is to falling on the token `other` (None: on any
+    other); tells rounding from a mistake.
 
-    `logits`: float32 [vocab_size] or [1, vocab_size]. Greedy: the best processed logit minus the other's, relative to
-    max(1, |best|). Sampling: the distance of the uniform number to the other's interval in the cumulative distribution, to the
-    nearer end of the chosen token's for None (a top-k, top-p or min-p border that rounding moves is not considered). 0 where
-    `other` is the choice, infinite where it is impossible.
-    """
+    `logits`: float32 [vocab_size] or [1, vocab_size]. Greedy: the best processed logit minus the
+    other's, relative to max(1, |best|). Sampling: the distance of the uniform number to the other's
+    interval in the cumulative distribution, to the nearer end of the chosen token's for None (a
+    top-k, top-p or min-p border that rounding moves is not considered). 0 where `other` is the
+    choice, infinite where it is impossible."""
     params = sequence.params
     scores = processed_logits(logits.reshape(1, -1), 0, (), sequence, eos_token_ids)
     if params.greedy:
         best, second = scores.topk(2).values[0].tolist()
-        return float((best - (second if other is None else float(scores[0, other]))) / max(1.0, abs(best)))
+        return float(
+            (best - (second if other is None else float(scores[0, other]))) / max(1.0, abs(best))
+        )
     probabilities = _keep_likely(scores, params).softmax(dim=-1)
     point = uniform(sequence.seed, len(sequence))
     (token_id,) = inverse_cdf(probabilities, [point])
@@ -131,16 +158,23 @@ def _interval(cumulative: Tensor, token_id: int) -> tuple[float, float]:
 
 
 def processed_logits(
-    logits: Tensor, first_row: int, draft_tokens: ListLike[int], sequence: Sequence, eos_token_ids: frozenset[int]
+    logits: Tensor,
+    first_row: int,
+    draft_tokens: ListLike[int],
+    sequence: Sequence,
+    eos_token_ids: frozenset[int],
 ) -> Tensor:
-    """Steps 1 to 4 for the rows of a block from `first_row` on: float32 [rows, vocab_size]; `logits` itself where no step applies."""
+    """Steps 1 to 4 for the rows of a block from `first_row` on: float32 [rows, vocab_size];
+    `logits` itself where no step applies."""
     params = sequence.params
     scores = logits
     if params.uses_counts:
         scores = _penalise(scores, first_row, draft_tokens, sequence)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        values = torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype, device=logits.device)
+        values = torch.tensor(
+            list(params.logit_bias.values()), dtype=scores.dtype, device=logits.device
+        )
         scores = scores.index_add(1, ids, values.expand(scores.shape[0], -1))
     num_banned_rows = params.min_tokens - sequence.num_answer_tokens - first_row
     if num_banned_rows > 0:
@@ -150,26 +184,36 @@ def processed_logits(
     return scores
 
 
-def _penalise(logits: Tensor, first_row: int, draft_tokens: ListLike[int], sequence: Sequence) -> Tensor:
+def _penalise(
+    logits: Tensor, first_row: int, draft_tokens: ListLike[int], sequence: Sequence
+) -> Tensor:
     params, counts = sequence.params, sequence.counts
     if counts is None:
-        raise ValueError("the penalties need sequence.counts: set TokenCounts before the first token is chosen")
+        raise ValueError(
+            "the penalties need sequence.counts: set TokenCounts before the first token is chosen"
+        )
     drafted = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
-    rows, columns = torch.tril_indices(logits.shape[0], len(draft_tokens), offset=first_row - 1, device=logits.device)
+    rows, columns = torch.tril_indices(
+        logits.shape[0], len(draft_tokens), offset=first_row - 1, device=logits.device
+    )
     ids = torch.tensor(list(draft_tokens), dtype=torch.long, device=logits.device)[columns]
     drafted.index_put_((rows, ids), torch.ones_like(rows, dtype=torch.int32), accumulate=True)
     in_answer = drafted + counts.answer
     scores = logits
     if params.repetition_penalty != 1.0:
         seen = (in_answer > 0) | (counts.prompt > 0)
-        penalised = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
+        penalised = torch.where(
+            scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty
+        )
         scores = torch.where(seen, penalised, scores)
     return scores - params.presence_penalty * (in_answer > 0) - params.frequency_penalty * in_answer
 
 
 def _keep_likely(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Steps 5 to 8: logits of the distribution that is sampled from, float32 [rows, vocab_size], -inf where impossible."""
-    # The best becomes 0 first: the quotient can't overflow upwards then, however low the temperature.
+    """Steps 5 to 8: logits of the distribution that is sampled from, float32 [rows, vocab_size],
+    -inf where impossible."""
+    # The best becomes 0 first: the quotient can't overflow upwards then, however low the
+    # temperature.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
         scores = _at_least(scores, scores, scores.topk(params.top_k).values[:, -1:])
@@ -200,14 +244,21 @@ def _at_least(scores: Tensor, measure: Tensor, floor: Tensor) -> Tensor:
 def inverse_cdf(probabilities: Tensor, noise: ListLike[float]) -> list[int]:
     """The token id of each row whose interval, in id order, holds that row's `noise` (in [0, 1]).
 
-    `probabilities`: float32 [rows, vocab_size]; rows need not sum to one exactly. An id of probability 0 is never returned.
-    """
+    `probabilities`: float32 [rows, vocab_size]; rows need not sum to one exactly. An id of
+    probability 0 is never returned."""
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    points = torch.tensor(noise, dtype=torch.float64, device=probabilities.device)[:, None] * cumulative[:, -1:]
-    picks = torch.searchsorted(cumulative, points, right=True).clamp_(max=probabilities.shape[-1] - 1)
+    points = (
+        torch.tensor(noise, dtype=torch.float64, device=probabilities.device)[:, None]
+        * cumulative[:, -1:]
+    )
+    picks = torch.searchsorted(cumulative, points, right=True).clamp_(
+        max=probabilities.shape[-1] - 1
+    )
     token_ids: list[int] = picks[:, 0].tolist()
     for row, probability in enumerate(probabilities.gather(-1, picks)[:, 0].tolist()):
-        if probability <= 0.0:  # noise rounded up to the total, or a parallel sum that is not quite monotone
+        if (
+            probability <= 0.0
+        ):  # noise rounded up to the total, or a parallel sum that is not quite monotone
             possible = probabilities[row].nonzero()[:, 0]
             before = possible[possible < token_ids[row]]
             token_ids[row] = int(before[-1] if len(before) else possible[0])
@@ -215,14 +266,27 @@ def inverse_cdf(probabilities: Tensor, noise: ListLike[float]) -> list[int]:
 
 
 def _logprobs(scores: Tensor, token_ids: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-    """The chosen token is always in a list that was asked for, so a list may hold one entry more."""
+    """The chosen token is always in a list that was asked for, so a list may hold one entry
+    more."""
     logprobs = scores.log_softmax(dim=-1)
-    chosen = logprobs.gather(-1, torch.tensor(token_ids, device=scores.device)[:, None])[:, 0].tolist()
+    chosen = logprobs.gather(-1, torch.tensor(token_ids, device=scores.device)[:, None])[
+        :, 0
+    ].tolist()
     values, ids = logprobs.topk(min(num_top, scores.shape[-1]))
     entries = []
-    for token_id, logprob, row_ids, row_values in zip(token_ids, chosen, ids.tolist(), values.tolist(), strict=True):
-        top = {other: value for other, value in zip(row_ids, row_values, strict=True) if value > -math.inf}
+    for token_id, logprob, row_ids, row_values in zip(
+        token_ids, chosen, ids.tolist(), values.tolist(), strict=True
+    ):
+        top = {
+            other: value
+            for other, value in zip(row_ids, row_values, strict=True)
+            if value > -math.inf
+        }
         if num_top:
             top[token_id] = logprob
-        entries.append(TokenLogprob(token_id, logprob, tuple(sorted(top.items(), key=lambda item: (-item[1], item[0])))))
+        entries.append(
+            TokenLogprob(
+                token_id, logprob, tuple(sorted(top.items(), key=lambda item: (-item[1], item[0])))
+            )
+        )
     return tuple(entries)

@@ -1,4 +1,5 @@
-"""Prompt lookup: propose what followed the last time that the text ended like this (`d3d.drafting.ngrams`).
+"""Prompt lookup: propose what followed the last time that the text ended like this
+(`d3d.drafting.ngrams`).
 
 It needs no model, and helps where answers repeat their prompt: summaries, edits, code.
 """
@@ -15,7 +16,8 @@ from d3d.drafting.ngrams import NgramIndex
 
 @dataclass(frozen=True)
 class LookupDrafter:
-    """Looks for the last `longest` tokens of a text in the text itself, then for fewer of them, down to `shortest`."""
+    """Looks for the last `longest` tokens of a text in the text itself, then for fewer of them,
+    down to `shortest`."""
 
     block_size: int = 16
     longest: int = 3
@@ -23,7 +25,9 @@ class LookupDrafter:
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
-            raise ValueError(f"shortest must be within 1 and longest, got {self.shortest} and {self.longest}")
+            raise ValueError(
+                f"shortest must be within 1 and longest, got {self.shortest} and {self.longest}"
+            )
 
     def open(self, num_sequences: int, capacity: int) -> LookupSession:  # noqa: ARG002 - the index grows as it needs to
         return LookupSession(self, num_sequences)
@@ -50,4 +54,6 @@ class LookupSession:
         self._indices = [self._indices[row] for row in rows]
 
     def join(self, count: int) -> None:
-        self._indices += [NgramIndex(self._drafter.shortest, self._drafter.longest) for _ in range(count)]
+        self._indices += [
+            NgramIndex(self._drafter.shortest, self._drafter.longest) for _ in range(count)
+        ]

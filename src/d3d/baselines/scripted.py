@@ -1,8 +1,9 @@
-"""Drafters that need no model: for tests, and for experiments that want a known acceptance, fault or delay.
+"""Drafters that need no model: for tests, and for experiments that want a known acceptance, fault
+or delay.
 
-Each is a `Double`: a function of a sequence, the length asked for and the number of the session's draft. Those that have to
-know what is right replay `answers`: the target's own sequences, prompt and answer together.
-"""
+Each is a `Double`: a function of a sequence, the length asked for and the number of the session's
+draft. Those that have to know what is right replay `answers`: the target's own sequences, prompt
+and answer together."""
 
 from __future__ import annotations
 
@@ -11,17 +12,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
-from d3d.core.rng import uniform
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
+from d3d.engine.rng import uniform
 
 Propose = Callable[[Sequence, int, int], DraftBlock]
-"""(sequence, most tokens to propose, drafts that the session has made before) -> block. Must not change the sequence."""
+"""(sequence, most tokens to propose, drafts that the session has made before) -> block. Must not
+change the sequence."""
 
 
 @dataclass(frozen=True)
 class Double:
-    """A drafter made of a function. It keeps no state of its own, so sessions are independent of each other."""
+    """A drafter made of a function. It keeps no state of its own, so sessions are independent of
+    each other."""
 
     block_size: int
     propose: Propose
@@ -31,7 +34,8 @@ class Double:
 
 
 class DoubleSession:
-    """Counts the drafts; see `DraftSession`. Raises ValueError when it is asked about other sequences than it was opened for."""
+    """Counts the drafts; see `DraftSession`. Raises ValueError when it is asked about other
+    sequences than it was opened for."""
 
     def __init__(self, double: Double, num_sequences: int) -> None:
         self._double = double
@@ -40,11 +44,16 @@ class DoubleSession:
 
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         if len(sequences) != self._num_sequences:
-            raise ValueError(f"the session holds {self._num_sequences} sequences, not {len(sequences)}")
+            raise ValueError(
+                f"the session holds {self._num_sequences} sequences, not {len(sequences)}"
+            )
         number = self._num_drafts
         self._num_drafts += 1
         wanted = [min(length, self._double.block_size) for length in lengths]
-        return [self._double.propose(sequence, length, number) for sequence, length in zip(sequences, wanted, strict=True)]
+        return [
+            self._double.propose(sequence, length, number)
+            for sequence, length in zip(sequences, wanted, strict=True)
+        ]
 
     def keep(self, rows: list[int]) -> None:
         if any(not place <= row < self._num_sequences for place, row in enumerate(rows)):
@@ -56,7 +65,8 @@ class DoubleSession:
 
 
 def oracle(block_size: int, answers: ListLike[ListLike[int]]) -> Double:
-    """Always right: continues the first of `answers` that begins with what is committed, with nothing if none does."""
+    """Always right: continues the first of `answers` that begins with what is committed, with
+    nothing if none does."""
     known = [list(answer) for answer in answers]
 
     def propose(sequence: Sequence, length: int, _: int) -> DraftBlock:
@@ -69,7 +79,9 @@ def oracle(block_size: int, answers: ListLike[ListLike[int]]) -> Double:
     return Double(block_size, propose)
 
 
-def wrong_at(index: int, block_size: int, answers: ListLike[ListLike[int]], vocab_size: int) -> Double:
+def wrong_at(
+    index: int, block_size: int, answers: ListLike[ListLike[int]], vocab_size: int
+) -> Double:
     """Right, but for the token at `index` (from 0) of every block."""
     return _spoilt(block_size, answers, vocab_size, lambda place, _: place == index)
 
@@ -79,25 +91,45 @@ def always_wrong(block_size: int, answers: ListLike[ListLike[int]], vocab_size: 
     return _spoilt(block_size, answers, vocab_size, lambda _, __: True)
 
 
-def noisy(probability: float, seed: int, block_size: int, answers: ListLike[ListLike[int]], vocab_size: int) -> Double:
+def noisy(
+    probability: float,
+    seed: int,
+    block_size: int,
+    answers: ListLike[ListLike[int]],
+    vocab_size: int,
+) -> Double:
     """Each token is wrong with `probability`, which hangs on (seed, absolute position) alone."""
-    return _spoilt(block_size, answers, vocab_size, lambda _, position: uniform(seed, position) < probability)
+    return _spoilt(
+        block_size, answers, vocab_size, lambda _, position: uniform(seed, position) < probability
+    )
 
 
-def _spoilt(block_size: int, answers: ListLike[ListLike[int]], vocab_size: int, is_wrong: Callable[[int, int], bool]) -> Double:
-    """`is_wrong`: (place in the block, absolute position) -> whether that token is replaced by the next id."""
+def _spoilt(
+    block_size: int,
+    answers: ListLike[ListLike[int]],
+    vocab_size: int,
+    is_wrong: Callable[[int, int], bool],
+) -> Double:
+    """`is_wrong`: (place in the block, absolute position) -> whether that token is replaced by the
+    next id."""
     right = oracle(block_size, answers)
 
     def propose(sequence: Sequence, length: int, number: int) -> DraftBlock:
         tokens = right.propose(sequence, length, number).token_ids
         first = len(sequence)
-        return DraftBlock(tuple((token + is_wrong(place, first + place)) % vocab_size for place, token in enumerate(tokens)))
+        return DraftBlock(
+            tuple(
+                (token + is_wrong(place, first + place)) % vocab_size
+                for place, token in enumerate(tokens)
+            )
+        )
 
     return Double(block_size, propose)
 
 
 def scripted(block_size: int, blocks: ListLike[ListLike[int]]) -> Double:
-    """Proposes blocks[k] in draft k, whatever the sequence and whatever length is asked for; nothing after the last."""
+    """Proposes blocks[k] in draft k, whatever the sequence and whatever length is asked for;
+    nothing after the last."""
 
     def propose(_: Sequence, __: int, number: int) -> DraftBlock:
         return DraftBlock(tuple(blocks[number])) if number < len(blocks) else DraftBlock()
@@ -122,7 +154,9 @@ def failing(double: Double, at_draft: int = 0) -> Double:
 
 def faulty(double: Double, at_draft: int = 0) -> Double:
     """Reports a fault in place of draft `at_draft`, as a model with non-finite logits would."""
-    return _before(double, lambda number: DraftBlock(fault="told to be faulty") if number == at_draft else None)
+    return _before(
+        double, lambda number: DraftBlock(fault="told to be faulty") if number == at_draft else None
+    )
 
 
 def slow(double: Double, seconds: float) -> Double:
@@ -131,7 +165,8 @@ def slow(double: Double, seconds: float) -> Double:
 
 
 def _before(double: Double, interrupt: Callable[[int], DraftBlock | None]) -> Double:
-    """`interrupt` is called with the draft's number; what it returns takes the place of the block."""
+    """`interrupt` is called with the draft's number; what it returns takes the place of the
+    block."""
 
     def propose(sequence: Sequence, length: int, number: int) -> DraftBlock:
         instead = interrupt(number)

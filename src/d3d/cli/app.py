@@ -26,7 +26,7 @@ from d3d.cli.show_preset import show
 from d3d.cli.timeline import timeline
 from d3d.cli.train import train
 from d3d.cli.tune import tune
-from d3d.core.errors import D3DError
+from d3d.errors import D3DError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -48,12 +48,18 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     pass
 
 
-# One line a command. Modules of commands import torch and transformers inside their functions, so that --help is quick.
+# One line a command. Modules of commands import torch and transformers inside their functions, so
+# that --help is quick.
 app.command("generate")(generate)
 app.command("chat")(chat)
 app.command("demo")(demo)
@@ -74,17 +80,22 @@ app.command("doctor")(doctor)
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 2 for what the user can mend (one line on standard error), 130 after Ctrl-C."""
+    """Entry point. Exit codes: 0 done, 2 for what the user can mend (one line on standard error),
+    130 after Ctrl-C."""
     try:
         sys.exit(app(prog_name="d3d", standalone_mode=False))
     except D3DError as error:
         _refuse(str(error))
     except TyperException as error:
         _refuse(error.format_message())
-    except RuntimeError as error:  # torch's out-of-memory errors: a class of its own on CUDA, bare on a CPU
+    except (
+        RuntimeError
+    ) as error:  # torch's out-of-memory errors: a class of its own on CUDA, bare on a CPU
         if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
             raise
-        _refuse("out of memory: take --dtype bfloat16, fewer --max-tokens or another --device (d3d doctor --target shows what fits)")
+        _refuse(
+            "out of memory: take --dtype bfloat16, fewer --max-tokens or another --device (d3d doctor --target shows what fits)"
+        )
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
 

@@ -10,9 +10,9 @@ import typer
 
 if TYPE_CHECKING:
     from d3d.api import Model
-    from d3d.benchmarks.harness import Plan
-    from d3d.benchmarks.methods import MethodOptions
-    from d3d.benchmarks.rows import Row
+    from d3d.lab.bench.harness import Plan
+    from d3d.lab.bench.methods import MethodOptions
+    from d3d.lab.bench.rows import Row
 
 RESULTS = Path("results")
 DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that holds the runs.")]
@@ -20,18 +20,20 @@ DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that
 
 def directory_of(results: Path, name: str) -> Path:
     """Where a run of this name lies. Raises InvalidRequest for a name that is a path."""
-    from d3d.core.errors import InvalidRequest
+    from d3d.errors import InvalidRequest
 
     if not name or name in (".", "..") or Path(name).name != name:
-        raise InvalidRequest(f"name: {name!r} can't be the name of a directory in {results}; take a plain word (--results names the place)")
+        raise InvalidRequest(
+            f"name: {name!r} can't be the name of a directory in {results}; take a plain word (--results names the place)"
+        )
     return results / name
 
 
 def measure(plan: Plan, model: Model, methods: Sequence[str], options: MethodOptions) -> list[Row]:
     """Run a plan, new or resumed, with its progress on standard error; all rows of the run."""
-    from d3d.benchmarks.harness import Benchmark
-    from d3d.benchmarks.methods import make_methods
     from d3d.cli.console import meter
+    from d3d.lab.bench.harness import Benchmark
+    from d3d.lab.bench.methods import make_methods
 
     made = make_methods(methods, model, options, plan.sampling)
     try:

@@ -45,16 +45,29 @@ def chat(
     color: o.ColorOption = False,
     dry_run: o.DryRunOption = False,
 ) -> None:
-    """Talk with a model, turn by turn. /new starts over; Ctrl-C ends an answer, /exit or Ctrl-D the conversation."""
-    sampling = o.sampling_options({"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed})
+    """Talk with a model, turn by turn. /new starts over; Ctrl-C ends an answer, /exit or Ctrl-D the
+    conversation."""
+    sampling = o.sampling_options(
+        {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    )
     from d3d.cli.console import note
     from d3d.cli.show import LEGEND, summary
-    from d3d.core.errors import InvalidRequest
     from d3d.decoding.modes import ModeOptions
-    from d3d.tuning.traffic import Asked
+    from d3d.errors import InvalidRequest
+    from d3d.lab.tune.traffic import Asked
 
     log = o.traffic_log(record, with_text=record_text)
-    options = ModeOptions(draft_length, denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence, lookup, least_kept)
+    options = ModeOptions(
+        draft_length,
+        denoise_steps,
+        rows,
+        outcomes,
+        miss_policy,
+        placement,
+        draft_confidence,
+        lookup,
+        least_kept,
+    )
     choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine, quantize)
     if dry_run:
         o.show_dry_run(choice, options, max_tokens, as_json=False)
@@ -62,7 +75,9 @@ def chat(
     loaded = choice.load()
     for text in (
         o.thinking_warning(loaded.target, thinking),
-        "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends" if sys.stdin.isatty() else None,
+        "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends"
+        if sys.stdin.isatty()
+        else None,
     ):
         if text:
             note(text)
@@ -76,7 +91,9 @@ def chat(
             continue
         messages.append({"role": "user", "content": turn})
         try:
-            chunks = loaded.stream(messages, mode=mode, thinking=thinking, **options._asdict(), **sampling)
+            chunks = loaded.stream(
+                messages, mode=mode, thinking=thinking, **options._asdict(), **sampling
+            )
         except InvalidRequest as error:
             if len(messages) == len(opening) + 1:
                 raise
@@ -89,11 +106,17 @@ def chat(
             continue
         o.record_request(log, loaded, Asked(messages, options, sampling), result)
         messages.append({"role": "assistant", "content": result.text})
-        note(summary(result, loaded.precision, has_drafter=mode == "plain" or loaded.drafter is not None))
+        note(
+            summary(
+                result, loaded.precision, has_drafter=mode == "plain" or loaded.drafter is not None
+            )
+        )
         o.note_speculation(result)
 
 
-def _answer(chunks: Iterator[StreamChunk], tokenizer: PreTrainedTokenizerFast | None) -> GenerationResult | None:
+def _answer(
+    chunks: Iterator[StreamChunk], tokenizer: PreTrainedTokenizerFast | None
+) -> GenerationResult | None:
     """Print an answer; None where Ctrl-C ended it, which does not end the conversation."""
     from d3d.cli import show
     from d3d.cli.console import note
@@ -106,9 +129,10 @@ def _answer(chunks: Iterator[StreamChunk], tokenizer: PreTrainedTokenizerFast | 
 
 
 def _read_turn() -> str | None:
-    """The next turn that is not empty; None at the end. Raises InvalidRequest for input that is no text."""
+    """The next turn that is not empty; None at the end. Raises InvalidRequest for input that is no
+    text."""
     from d3d.cli.console import note
-    from d3d.core.errors import InvalidRequest
+    from d3d.errors import InvalidRequest
 
     while True:
         if sys.stdin.isatty():

@@ -1,4 +1,5 @@
-"""Where people look: progress and notes go to standard error, so that standard output holds results only."""
+"""Where people look: progress and notes go to standard error, so that standard output holds results
+only."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 LOG_SECONDS = 30.0
@@ -63,7 +71,8 @@ class Log:
 
 @contextmanager
 def meter(total: int) -> Iterator[Meter]:
-    """Progress towards `total`: a bar where standard error is a terminal, else a line every LOG_SECONDS."""
+    """Progress towards `total`: a bar where standard error is a terminal, else a line every
+    LOG_SECONDS."""
     console = stderr()
     if not console.is_terminal:
         yield Log(total)

@@ -7,11 +7,22 @@ from typing import Annotated
 
 import typer
 
-from d3d.cli.options import DeviceOption, DTypeOption, ThinkingOption, sampling_options, thinking_warning
+from d3d.cli.options import (
+    DeviceOption,
+    DTypeOption,
+    ThinkingOption,
+    sampling_options,
+    thinking_warning,
+)
 
 
 def data(
-    corpus: Annotated[Path, typer.Argument(help="Corpus to write, or to go on with: JSON lines, or a directory of them.")],
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            help="Corpus to write, or to go on with: JSON lines, or a directory of them."
+        ),
+    ],
     prompts: Annotated[
         list[str],
         typer.Option(
@@ -19,47 +30,89 @@ def data(
             "messages, conversations, turns, prompt, question, problem, instruction or text. May be repeated."
         ),
     ],
-    target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
-    exclude: Annotated[list[str] | None, typer.Option(help="Prompts that must not be used, whatever their answer format.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Most prompts to take of each source, drawn by seed.", min=1)] = None,
+    target: Annotated[
+        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
+    ] = "smollm2-135m",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Prompts that must not be used, whatever their answer format."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Most prompts to take of each source, drawn by seed.", min=1)
+    ] = None,
     suffix: Annotated[
-        str, typer.Option(help="Answer format: boxed, steps, code, or a text to put behind the prompt (or around {prompt}).")
+        str,
+        typer.Option(
+            help="Answer format: boxed, steps, code, or a text to put behind the prompt (or around {prompt})."
+        ),
     ] = "",
-    suffix_share: Annotated[float, typer.Option(help="Share of the prompts that get the suffix, drawn by seed.", min=0.0, max=1.0)] = 1.0,
+    suffix_share: Annotated[
+        float,
+        typer.Option(
+            help="Share of the prompts that get the suffix, drawn by seed.", min=0.0, max=1.0
+        ),
+    ] = 1.0,
     temperature: Annotated[
-        list[float] | None, typer.Option(help="0 writes greedy answers; may be repeated: an answer at each. Default: 0.", min=0.0)
+        list[float] | None,
+        typer.Option(
+            help="0 writes greedy answers; may be repeated: an answer at each. Default: 0.", min=0.0
+        ),
     ] = None,
     thinking: ThinkingOption = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 256,
-    top_logits: Annotated[int, typer.Option(help="Keep this many of the target's best logits at each token, to distil from.", min=0)] = 0,
+    top_logits: Annotated[
+        int,
+        typer.Option(
+            help="Keep this many of the target's best logits at each token, to distil from.", min=0
+        ),
+    ] = 0,
     shard_answers: Annotated[
-        int | None, typer.Option(help="Make the corpus a directory, with this many answers a file. Default: one file.", min=1)
+        int | None,
+        typer.Option(
+            help="Make the corpus a directory, with this many answers a file. Default: one file.",
+            min=1,
+        ),
     ] = None,
     allow_evaluation_prompts: Annotated[
-        bool, typer.Option("--allow-evaluation-prompts", help="Take problems of evaluation sets: a corpus to evaluate on, not to train on.")
+        bool,
+        typer.Option(
+            "--allow-evaluation-prompts",
+            help="Take problems of evaluation sets: a corpus to evaluate on, not to train on.",
+        ),
     ] = False,
     skip_evaluation_prompts: Annotated[
-        bool, typer.Option("--skip-evaluation-prompts", help="Leave problems of evaluation sets out instead of refusing them.")
+        bool,
+        typer.Option(
+            "--skip-evaluation-prompts",
+            help="Leave problems of evaluation sets out instead of refusing them.",
+        ),
     ] = False,
     batch: Annotated[int, typer.Option(help="Answers written at a time.", min=1)] = 48,
-    seed: Annotated[int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)
+    ] = 0,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
 ) -> None:
-    """Write the target's answers to prompts into a training corpus. Answers that the corpus holds already are not written again."""
+    """Write the target's answers to prompts into a training corpus. Answers that the corpus holds
+    already are not written again."""
     from d3d.cli.console import meter, note
-    from d3d.core.errors import InvalidRequest
-    from d3d.models.linear import pack_weights
-    from d3d.models.open_model import open_model
-    from d3d.training.make_corpus import CorpusPlan, CorpusRun
-    from d3d.training.prompts import PromptOptions
-    from d3d.training.regenerate import AnswerOptions
+    from d3d.errors import InvalidRequest
+    from d3d.hub.open_model import open_model
+    from d3d.model.linear import pack_weights
+    from d3d.train.make_corpus import CorpusPlan, CorpusRun
+    from d3d.train.prompts import PromptOptions
+    from d3d.train.regenerate import AnswerOptions
 
     for each in temperature or ():
         sampling_options({"temperature": each, "max_tokens": max_tokens})
     if allow_evaluation_prompts and skip_evaluation_prompts:
-        raise InvalidRequest("--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give one of them")
-    on_evaluation_prompt = "allow" if allow_evaluation_prompts else "skip" if skip_evaluation_prompts else "refuse"
+        raise InvalidRequest(
+            "--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give one of them"
+        )
+    on_evaluation_prompt = (
+        "allow" if allow_evaluation_prompts else "skip" if skip_evaluation_prompts else "refuse"
+    )
     plan = CorpusPlan(
         corpus,
         tuple(prompts),
@@ -78,4 +131,6 @@ def data(
         run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))
     for line in run.left_out.lines():
         note(line, "yellow")
-    typer.echo(f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} tokens")
+    typer.echo(
+        f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} tokens"
+    )

@@ -1,4 +1,5 @@
-"""`d3d demo`: three questions, answered plainly and with the drafter in turn, and the proof that the ids are equal."""
+"""`d3d demo`: three questions, answered plainly and with the drafter in turn, and the proof that
+the ids are equal."""
 
 from __future__ import annotations
 
@@ -26,17 +27,20 @@ def demo(
     quantize: o.QuantizeOption = None,
     dtype: o.DTypeOption = "float32",
 ) -> None:
-    """Answer three questions plainly and with the drafter (in serial mode, or a preset file's), and compare ids and times."""
-    from d3d.benchmarks.lossless import compare, summarise, tolerance
+    """Answer three questions plainly and with the drafter (in serial mode, or a preset file's), and
+    compare ids and times."""
     from d3d.cli.console import note
     from d3d.cli.show import stream_answer
-    from d3d.core.errors import InvalidRequest
     from d3d.core.types import SamplingParams
+    from d3d.errors import InvalidRequest
+    from d3d.lab.bench.lossless import compare, summarise, tolerance
 
     o.sampling_options({"max_tokens": max_tokens})
     loaded = o.ModelChoice(model, None, None, None, device, dtype, quantize=quantize).load()
     if loaded.default_mode == "plain":
-        raise InvalidRequest("the demo compares plain decoding with drafting, and this preset decodes plainly; take --model smollm2-135m")
+        raise InvalidRequest(
+            "the demo compares plain decoding with drafting, and this preset decodes plainly; take --model smollm2-135m"
+        )
     plain, drafted = {"mode": "plain"}, {"mode": loaded.default_mode, "draft_length": draft_length}
     for options in (drafted, plain):  # warm-up, not measured
         loaded.generate(QUESTIONS[0], max_tokens=min(8, max_tokens), **options)
@@ -60,8 +64,19 @@ def demo(
             )
         )
     typer.echo()
-    print_table(pairs, loaded.default_mode, f"{loaded.target.source}, {loaded.precision} on {loaded.device_name}, greedy")
-    for warning in sorted({warning for pair in pairs if pair.drafted.speculation for warning in pair.drafted.speculation.warnings}):
+    print_table(
+        pairs,
+        loaded.default_mode,
+        f"{loaded.target.source}, {loaded.precision} on {loaded.device_name}, greedy",
+    )
+    for warning in sorted(
+        {
+            warning
+            for pair in pairs
+            if pair.drafted.speculation
+            for warning in pair.drafted.speculation.warnings
+        }
+    ):
         note(f"warning: {warning}", "yellow")
     typer.echo(f"token-identical: {(answer := summarise(verdicts))}")
     if answer == "no":
@@ -83,7 +98,14 @@ def print_table(pairs: list[Pair], mode: str, title: str) -> None:
     from rich.text import Text
 
     table = Table(title=Text(title))
-    for heading in ("question", "tokens", "plain ms/token", f"{mode} ms/token", "ratio", "acceptance length"):
+    for heading in (
+        "question",
+        "tokens",
+        "plain ms/token",
+        f"{mode} ms/token",
+        "ratio",
+        "acceptance length",
+    ):
         table.add_column(heading, justify="left" if heading == "question" else "right")
     for pair in pairs:
         table.add_row(Text(_short(pair.question)), *figures([pair]))
@@ -93,10 +115,15 @@ def print_table(pairs: list[Pair], mode: str, title: str) -> None:
 
 
 def figures(pairs: list[Pair]) -> list[str]:
-    """Tokens, milliseconds per further token of both modes, their ratio, and acceptance length; "-" for what was not there."""
-    speculations = [pair.drafted.speculation for pair in pairs if pair.drafted.speculation is not None]
+    """Tokens, milliseconds per further token of both modes, their ratio, and acceptance length; "-"
+    for what was not there."""
+    speculations = [
+        pair.drafted.speculation for pair in pairs if pair.drafted.speculation is not None
+    ]
     rounds = sum(speculation.rounds for speculation in speculations)
-    committed = sum(speculation.acceptance_length * speculation.rounds for speculation in speculations)
+    committed = sum(
+        speculation.acceptance_length * speculation.rounds for speculation in speculations
+    )
     plain, drafted = _tpot([pair.plain for pair in pairs]), _tpot([pair.drafted for pair in pairs])
     return [
         str(sum(pair.drafted.usage.completion_tokens for pair in pairs)),
@@ -110,7 +137,10 @@ def figures(pairs: list[Pair]) -> list[str]:
 def _tpot(results: list[GenerationResult]) -> float:
     """Mean seconds per further token over several answers; 0 where none has two tokens."""
     further = [result.usage.completion_tokens - 1 for result in results]
-    seconds = sum((result.timing.tpot_s or 0.0) * count for result, count in zip(results, further, strict=True))
+    seconds = sum(
+        (result.timing.tpot_s or 0.0) * count
+        for result, count in zip(results, further, strict=True)
+    )
     return seconds / sum(further) if sum(further) else 0.0
 
 

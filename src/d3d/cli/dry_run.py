@@ -1,4 +1,5 @@
-"""`--dry-run`: what would run where. Configs are read and no weights; what is impossible is refused as the run itself would refuse it."""
+"""`--dry-run`: what would run where. Configs are read and no weights; what is impossible is refused
+as the run itself would refuse it."""
 
 from __future__ import annotations
 
@@ -11,21 +12,26 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from safetensors import safe_open
 
-from d3d.core.errors import D3DError, InvalidRequest
 from d3d.decoding import modes as m
 from d3d.decoding.auto_modes import USUAL_ROWS, refuse_options_of
 from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.drafting.fused import check_fused_config
-from d3d.models.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
-from d3d.models.footprint import footprint, is_here, model_config
-from d3d.models.int8 import check_quantize, precision
-from d3d.models.loading import WEIGHTS_FILE, resolve_drafter
-from d3d.models.open_model import pick_device, pick_dtype
-from d3d.models.presets import PRESETS, Preset
-from d3d.models.stored_tensors import SCALE
-from d3d.runtime.auto_placement import room_for_worker
-from d3d.runtime.coordinator import MissPolicy
-from d3d.runtime.placement import available_cores, check_placement, default_placement, worker_cores
+from d3d.errors import D3DError, InvalidRequest
+from d3d.hub.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
+from d3d.hub.footprint import footprint, is_here, model_config
+from d3d.hub.loading import WEIGHTS_FILE, resolve_drafter
+from d3d.hub.open_model import pick_device, pick_dtype
+from d3d.hub.presets import PRESETS, Preset
+from d3d.hub.stored_tensors import SCALE
+from d3d.methods.async_.auto_placement import room_for_worker
+from d3d.methods.async_.coordinator import MissPolicy
+from d3d.methods.async_.placement import (
+    available_cores,
+    check_placement,
+    default_placement,
+    worker_cores,
+)
+from d3d.model.int8 import check_quantize, precision
 
 if TYPE_CHECKING:
     from d3d.cli.options import ModelChoice
@@ -48,19 +54,28 @@ class Drafting:
     def is_target(self) -> bool:
         """Whether its clean rows can be the target's own: then they share weights and cache."""
         drafter = self.config.drafter
-        is_whole = drafter.clean_rows_are_base and drafter.kept_layers == tuple(range(self.num_target_layers))
+        is_whole = drafter.clean_rows_are_base and drafter.kept_layers == tuple(
+            range(self.num_target_layers)
+        )
         return is_whole and self.engine == "native"
 
     @property
     def kind(self) -> str:
         delta = self.config.drafter.delta
-        return "full weights" if delta is None else f"deltas of rank {delta.rank}, scope {delta.scope}"
+        return (
+            "full weights" if delta is None else f"deltas of rank {delta.rank}, scope {delta.scope}"
+        )
 
     def num_bytes(self, hidden_size: int, bytes_per_number: int, quantize: str | None) -> int:
-        """What it adds to the target's weights, by the header of its file: what that holds, and what is made of it to draft."""
+        """What it adds to the target's weights, by the header of its file: what that holds, and
+        what is made of it to draft."""
         with safe_open(self.path / WEIGHTS_FILE, framework="pt") as file:
             names = [name for name in file.keys() if not name.endswith(SCALE)]  # noqa: SIM118 - not a mapping
-            shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in names if name != DRAFT_IDS}
+            shapes = {
+                name: torch.Size(file.get_slice(name).get_shape())
+                for name in names
+                if name != DRAFT_IDS
+            }
         stored, drafter = sum(shape.numel() for shape in shapes.values()), self.config.drafter
         made = (drafter.draft_vocabulary or 0) * hidden_size  # rows of the head
         if drafter.anchor_slot:  # weights with their deltas merged
@@ -70,21 +85,32 @@ class Drafting:
 
 
 def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dict[str, Any]:
-    """What would run, as plain JSON values. Raises InvalidRequest and InvalidCheckpoint as the run would."""
+    """What would run, as plain JSON values. Raises InvalidRequest and InvalidCheckpoint as the run
+    would."""
     name, drafter = choice.check(), choice.drafter
     choices = choices_of(name)
     if choices is not None:
         name, drafter = choices.target, drafter or choices.drafter
     device = pick_device(choice.device)
-    dtype = pick_dtype(choices.dtype if choices is not None and choice.dtype == "auto" else choice.dtype, device)
+    dtype = pick_dtype(
+        choices.dtype if choices is not None and choice.dtype == "auto" else choice.dtype, device
+    )
     quantize = choice.quantize or (None if choices is None else choices.quantize)
     check_quantize(quantize, device)
     preset = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None
     num_layers = 0 if config is None else config.num_hidden_layers
-    drafting = None if choice.mode == "plain" else _drafting(drafter, preset, num_layers, choice.engine)
+    drafting = (
+        None if choice.mode == "plain" else _drafting(drafter, preset, num_layers, choice.engine)
+    )
     mode = choice.mode or usual_mode(choices, has_drafter=drafting is not None)
-    plan = _Plan(filled_in(choices, mode, options, has_drafter=drafting is not None), drafting, device, preset, choice.engine)
+    plan = _Plan(
+        filled_in(choices, mode, options, has_drafter=drafting is not None),
+        drafting,
+        device,
+        preset,
+        choice.engine,
+    )
     cores = available_cores()
     return {
         "target": {
@@ -98,8 +124,12 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
         "mode": mode,
         **(plan.auto() if mode == "auto" else plan.of(mode)),
         "cores": cores,
-        "threads": torch.get_num_threads() if choices is None or choices.threads is None else choices.threads,
-        "memory": None if config is None else _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, quantize),
+        "threads": torch.get_num_threads()
+        if choices is None or choices.threads is None
+        else choices.threads,
+        "memory": None
+        if config is None
+        else _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, quantize),
     }
 
 
@@ -111,11 +141,18 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
     if drafter is None:
         yield "drafter    none"
     else:
-        shared = "the target's weights and cache" if drafter["shares_target"] else "its own weights or cache"
+        shared = (
+            "the target's weights and cache"
+            if drafter["shares_target"]
+            else "its own weights or cache"
+        )
         yield f"drafter    {drafter['source']}: {drafter['kind']}, blocks of {drafter['block_size']}, {shared}"
     yield f"mode       {plan['mode']}"
     for name, one in plan["modes"].items():
-        yield f"           {name}: " + (", ".join(f"{key.replace('_', ' ')} {value}" for key, value in one.items()) or "nothing is drafted")
+        yield f"           {name}: " + (
+            ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in one.items())
+            or "nothing is drafted"
+        )
     for name, reason in plan["left_out"].items():
         yield f"           {name} left out: {reason}"
     threads = "one thread" if plan["threads"] == 1 else f"{plan['threads']} threads"
@@ -138,7 +175,8 @@ class _Plan:
     engine: str
 
     def of(self, mode: str) -> dict[str, Any]:
-        """The one mode. Raises InvalidRequest where it is not to be had, or an option means nothing in it."""
+        """The one mode. Raises InvalidRequest where it is not to be had, or an option means nothing
+        in it."""
         m.refuse_foreign(mode, self.options)
         return {"modes": {mode: self._mode(mode, None)}, "left_out": {}}
 
@@ -151,7 +189,10 @@ class _Plan:
             left_out = dict.fromkeys(("serial", "fused", "async"), "there is no drafter")
         else:
             found["serial"] = self._mode("serial", None)
-            for mode, placement in (("fused", None), ("async", self.options.placement or room.placement)):
+            for mode, placement in (
+                ("fused", None),
+                ("async", self.options.placement or room.placement),
+            ):
                 try:
                     if mode == "async" and placement is None:
                         raise InvalidRequest(room.reason)
@@ -165,51 +206,88 @@ class _Plan:
         if mode == "plain":
             return {}
         if self.drafting is None:
-            raise InvalidRequest(f"mode: {mode} needs a drafter, and there is none; name one with --drafter, or use plain")
+            raise InvalidRequest(
+                f"mode: {mode} needs a drafter, and there is none; name one with --drafter, or use plain"
+            )
         if mode in ("fused", "async") and self.engine != "native":
             raise InvalidRequest(f"mode: {mode} needs d3d's own engine to run the target")
         config, options = self.drafting.config.drafter, self.options
         if mode == "fused":
             check_fused_config(config, clean_rows_are_targets=self.drafting.is_target)
             preset = None if self.preset is None else self.preset.fused_rows
-            rows = m.checked_rows(options.rows) or preset or f"{USUAL_ROWS} in auto mode, else measured at the start"
+            rows = (
+                m.checked_rows(options.rows)
+                or preset
+                or f"{USUAL_ROWS} in auto mode, else measured at the start"
+            )
             lookup = m.checked_lookup(options.lookup)
             length = m.checked_fused_length(options.draft_length, config.longest_slot_draft, lookup)
             return {"draft_length": length, "rows": rows} | ({"lookup": lookup} if lookup else {})
-        length = m.checked_draft_length(options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH)
+        length = m.checked_draft_length(
+            options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH
+        )
         if mode == "serial":
-            steps = {"draft_length": length, "denoise_steps": m.checked_steps(options.num_denoise_steps, length)}
+            steps = {
+                "draft_length": length,
+                "denoise_steps": m.checked_steps(options.num_denoise_steps, length),
+            }
             told = {
                 "draft_confidence": m.checked_confidence(options.draft_confidence),
                 "lookup": m.checked_lookup(options.lookup) or None,
                 "least_kept": m.checked_least_kept(options.least_kept) or None,
             }
             return steps | {name: value for name, value in told.items() if value is not None}
-        return {"draft_length": length, "outcomes": m.checked_outcomes(options.outcomes)} | self._worker(placement)
+        return {
+            "draft_length": length,
+            "outcomes": m.checked_outcomes(options.outcomes),
+        } | self._worker(placement)
 
     def _worker(self, placement: str | None) -> dict[str, Any]:
-        policy, where = self.options.miss_policy or "draft_now", placement or self.options.placement or default_placement(self.device)
+        policy, where = (
+            self.options.miss_policy or "draft_now",
+            placement or self.options.placement or default_placement(self.device),
+        )
         if policy not in get_args(MissPolicy):
-            raise InvalidRequest(f"miss policy: {policy!r} is not one of {', '.join(get_args(MissPolicy))}")
+            raise InvalidRequest(
+                f"miss policy: {policy!r} is not one of {', '.join(get_args(MissPolicy))}"
+            )
         check_placement(where, self.device)
         fields: dict[str, Any] = {"miss_policy": policy, "placement": where}
         cores = available_cores()
         if where == "processes":
             fields["worker_cores"] = worker_cores(cores)
         if self.device.type == "cpu":
-            left = len(cores) - (len(fields["worker_cores"]) if where == "processes" else 1)  # a draft thread has one
+            left = len(cores) - (
+                len(fields["worker_cores"]) if where == "processes" else 1
+            )  # a draft thread has one
             fields["target_threads"] = max(1, min(torch.get_num_threads(), left))
         return fields
 
 
-def _drafting(name: str | None, preset: Preset | None, num_layers: int, engine: str) -> Drafting | None:
+def _drafting(
+    name: str | None, preset: Preset | None, num_layers: int, engine: str
+) -> Drafting | None:
     if name is None and preset is None:
         return None
-    path = resolve_drafter(name) if name is not None else preset.drafter_directory() if preset is not None else Path()
+    path = (
+        resolve_drafter(name)
+        if name is not None
+        else preset.drafter_directory()
+        if preset is not None
+        else Path()
+    )
     config = read_config(path)
-    if not num_layers and preset is not None:  # its target is not here to be asked, and its drafter was made of it
+    if (
+        not num_layers and preset is not None
+    ):  # its target is not here to be asked, and its drafter was made of it
         num_layers = len(config.drafter.kept_layers)
-    return Drafting(name or f"the drafter of preset {preset.name if preset else ''}", path, config, num_layers, engine)
+    return Drafting(
+        name or f"the drafter of preset {preset.name if preset else ''}",
+        path,
+        config,
+        num_layers,
+        engine,
+    )
 
 
 def _about(drafting: Drafting) -> dict[str, Any]:
@@ -226,7 +304,12 @@ def _about(drafting: Drafting) -> dict[str, Any]:
 
 
 def _memory(
-    name: str, hidden_size: int, drafting: Drafting | None, bytes_per_number: int, max_tokens: int, quantize: str | None
+    name: str,
+    hidden_size: int,
+    drafting: Drafting | None,
+    bytes_per_number: int,
+    max_tokens: int,
+    quantize: str | None,
 ) -> dict[str, Any] | None:
     """Of this process, without what a draft process would load again, and without activations."""
     try:
@@ -235,12 +318,22 @@ def _memory(
         return None
     fields = {
         "target_bytes": size.num_bytes(0, bytes_per_number, quantize),
-        "drafter_bytes": 0 if drafting is None else drafting.num_bytes(hidden_size, bytes_per_number, quantize),
+        "drafter_bytes": 0
+        if drafting is None
+        else drafting.num_bytes(hidden_size, bytes_per_number, quantize),
         "cache_bytes_per_token": size.kv_per_token * bytes_per_number,
-        "answer_cache_bytes": size.kv_per_token * bytes_per_number * min(max_tokens, size.max_length),
+        "answer_cache_bytes": size.kv_per_token
+        * bytes_per_number
+        * min(max_tokens, size.max_length),
     }
-    if drafting is not None and drafting.engine != "native" and drafting.config.drafter.delta is not None:
-        fields["drafter_bytes"] += size.num_bytes(0, bytes_per_number)  # what the deltas belong to is loaded a second time
+    if (
+        drafting is not None
+        and drafting.engine != "native"
+        and drafting.config.drafter.delta is not None
+    ):
+        fields["drafter_bytes"] += size.num_bytes(
+            0, bytes_per_number
+        )  # what the deltas belong to is loaded a second time
     if drafting is not None and not drafting.is_target:
         layers = len(drafting.config.drafter.kept_layers) / max(1, drafting.num_target_layers)
         fields["drafter_cache_bytes_per_token"] = int(layers * fields["cache_bytes_per_token"])

@@ -12,20 +12,37 @@ def export(
     drafter: Annotated[str, typer.Argument(help="Drafter: directory, hub id or preset.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the model.")],
     target: Annotated[
-        str | None, typer.Option(help="Target, or the model that the deltas belong to. Default: the one that the checkpoint names.")
+        str | None,
+        typer.Option(
+            help="Target, or the model that the deltas belong to. Default: the one that the checkpoint names."
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is what the base is stored in.")] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32, bfloat16 or float16; auto is what the base is stored in."
+        ),
+    ] = "auto",
     mask_token_id: Annotated[
-        int | None, typer.Option(help="Reserved token whose place the learned mask takes; a token is added by default.", min=0)
+        int | None,
+        typer.Option(
+            help="Reserved token whose place the learned mask takes; a token is added by default.",
+            min=0,
+        ),
     ] = None,
 ) -> None:
-    """Merge a drafter into a directory that transformers loads as a plain causal language model; prints the directory."""
+    """Merge a drafter into a directory that transformers loads as a plain causal language model;
+    prints the directory."""
     from d3d.cli.console import note
-    from d3d.models.export import export_drafter
-    from d3d.models.loading import resolve_drafter
+    from d3d.hub.export import export_drafter
+    from d3d.hub.loading import resolve_drafter
 
-    exported = export_drafter(resolve_drafter(drafter), output, target=target, dtype=dtype, mask_token_id=mask_token_id)
+    exported = export_drafter(
+        resolve_drafter(drafter), output, target=target, dtype=dtype, mask_token_id=mask_token_id
+    )
     for limit in exported.limits:
         note(f"warning: {limit}", "yellow")
-    note(f"{exported.dtype}, {exported.vocab_size} tokens, masked places are token id {exported.mask_token_id}")
+    note(
+        f"{exported.dtype}, {exported.vocab_size} tokens, masked places are token id {exported.mask_token_id}"
+    )
     typer.echo(exported.path)

@@ -10,7 +10,8 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within, the first signal only makes the yielded function return True; the second interrupts at once."""
+    """Within, the first signal only makes the yielded function return True; the second interrupts
+    at once."""
     asked = False
 
     def first(_signal: int, _frame: FrameType | None) -> None:

@@ -14,30 +14,60 @@ if TYPE_CHECKING:
 
 
 def profile(
-    output: Annotated[Path, typer.Argument(help="The profile to write, such as profile.json. One that was interrupted goes on.")],
-    target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = DEFAULT_MODEL,
-    drafter: Annotated[str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")] = None,
-    context: Annotated[list[int] | None, typer.Option(help="Tokens before a pass; may be repeated. Default: 64, 512.")] = None,
-    draft_length: Annotated[
-        list[int] | None, typer.Option(help="Tokens to draft; may be repeated. Default: some, from 1 to the drafter's block size.")
+    output: Annotated[
+        Path,
+        typer.Argument(
+            help="The profile to write, such as profile.json. One that was interrupted goes on."
+        ),
+    ],
+    target: Annotated[
+        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
+    ] = DEFAULT_MODEL,
+    drafter: Annotated[
+        str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")
     ] = None,
-    outcomes: Annotated[list[int] | None, typer.Option(help="Outcomes of a packed pass; may be repeated. Default: 1, 2, 4, 8, 16.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be repeated. Default: the device's best.")] = None,
-    threads: Annotated[list[int] | None, typer.Option(help="Threads of torch; may be repeated. Default: as many as it uses.")] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(help="Tokens before a pass; may be repeated. Default: 64, 512."),
+    ] = None,
+    draft_length: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Tokens to draft; may be repeated. Default: some, from 1 to the drafter's block size."
+        ),
+    ] = None,
+    outcomes: Annotated[
+        list[int] | None,
+        typer.Option(help="Outcomes of a packed pass; may be repeated. Default: 1, 2, 4, 8, 16."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="float32 or bfloat16; may be repeated. Default: the device's best."),
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(help="Threads of torch; may be repeated. Default: as many as it uses."),
+    ] = None,
     placement: Annotated[
-        str | None, typer.Option(help="Async mode's draft worker: thread, processes, streams or devices. Default: as for generate.")
+        str | None,
+        typer.Option(
+            help="Async mode's draft worker: thread, processes, streams or devices. Default: as for generate."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Samples of each pass.")] = 7,
     device: DeviceOption = "auto",
 ) -> None:
-    """Measure t_verify, t_draft, packed and fused passes, the switch and memory; `d3d plan` reads it. Run it on an idle machine."""
+    """Measure t_verify, t_draft, packed and fused passes, the switch and memory; `d3d plan` reads
+    it. Run it on an idle machine."""
     import d3d
     from d3d.cli.console import meter, note
-    from d3d.core.errors import InvalidRequest
-    from d3d.planning.measure import Grid, Measurement
+    from d3d.errors import InvalidRequest
+    from d3d.lab.plan.measure import Grid, Measurement
 
     if output.is_dir() or not output.absolute().parent.is_dir():
-        raise InvalidRequest(f"{output}: it is a directory, or in none that exists; name a file, such as profile.json")
+        raise InvalidRequest(
+            f"{output}: it is a directory, or in none that exists; name a file, such as profile.json"
+        )
     grid = Grid(
         tuple(context or Grid.contexts),
         tuple(draft_length or ()),
@@ -50,7 +80,9 @@ def profile(
     def load(kind: str) -> Model:
         model = d3d.load(target, drafter, device=device, dtype=kind)
         if model.quantize is not None:
-            raise InvalidRequest(f"profile: {target} asks for {model.quantize} weights, whose passes are not profiled; name its target")
+            raise InvalidRequest(
+                f"profile: {target} asks for {model.quantize} weights, whose passes are not profiled; name its target"
+            )
         return model
 
     with meter(100) as progress:
@@ -58,6 +90,11 @@ def profile(
             lambda done, total, what: progress.show(100 * done // total, what)
         )
     if (made.machine["load_at_start"] or 0.0) > 0.5:
-        note("warning: the machine was at work when this began; times are not to be trusted", "yellow")
+        note(
+            "warning: the machine was at work when this began; times are not to be trusted",
+            "yellow",
+        )
     points = sum(len(run.points) for run in made.runs)
-    typer.echo(f"{output}: {points} medians of up to {repeats} samples; d3d plan --profile {output} --trace ...")
+    typer.echo(
+        f"{output}: {points} medians of up to {repeats} samples; d3d plan --profile {output} --trace ..."
+    )

@@ -11,56 +11,104 @@ import typer
 from d3d.cli.options import DeviceOption, DTypeOption
 
 if TYPE_CHECKING:
-    from d3d.models.open_model import OpenModel
-    from d3d.pruning.curve import Choice, Timing
-    from d3d.pruning.run import Answers, PruningRun, Settings
-    from d3d.training.config import TrainConfig
-    from d3d.training.corpus import Sample
+    from d3d.hub.open_model import OpenModel
+    from d3d.lab.prune.curve import Choice, Timing
+    from d3d.lab.prune.run import Answers, PruningRun, Settings
+    from d3d.train.config import TrainConfig
+    from d3d.train.corpus import Sample
 
 ANSWERS_TOKENS = 96
 """Longest answer that --measure decodes."""
 
 
 def prune(
-    drafter: Annotated[str, typer.Argument(help="Drafter: directory, hub id or preset. It is only read.")],
-    held_out: Annotated[
-        Path, typer.Argument(help="Answers that `d3d data` recorded: of every second prompt to choose by, of the rest to judge.")
+    drafter: Annotated[
+        str, typer.Argument(help="Drafter: directory, hub id or preset. It is only read.")
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the run; one that was interrupted goes on.")],
-    target: Annotated[str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")] = "smollm2-135m",
-    judge: Annotated[Path | None, typer.Option(help="Recorded answers that judge; then all of the others choose.")] = None,
+    held_out: Annotated[
+        Path,
+        typer.Argument(
+            help="Answers that `d3d data` recorded: of every second prompt to choose by, of the rest to judge."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Directory of the run; one that was interrupted goes on."
+        ),
+    ],
+    target: Annotated[
+        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
+    ] = "smollm2-135m",
+    judge: Annotated[
+        Path | None,
+        typer.Option(help="Recorded answers that judge; then all of the others choose."),
+    ] = None,
     fewest_layers: Annotated[int, typer.Option(help="Layers to stop at.", min=1)] = 1,
-    shortlist: Annotated[int, typer.Option(help="Layers of least loss that are scored by acceptance length in each step.", min=1)] = 3,
+    shortlist: Annotated[
+        int,
+        typer.Option(
+            help="Layers of least loss that are scored by acceptance length in each step.", min=1
+        ),
+    ] = 3,
     draft_length: Annotated[int, typer.Option(help="Tokens to draft a round.", min=1)] = 5,
-    objective: Annotated[str, typer.Option(help="share: fewest layers that keep --share; serial, async: least time per token.")] = "share",
-    share: Annotated[float, typer.Option(help="Of the acceptance length at full depth.", min=0.0, max=1.0)] = 0.99,
-    heal: Annotated[Path | None, typer.Option(help="Corpus to train on after every removal.")] = None,
-    heal_steps: Annotated[int, typer.Option(help="Training steps after a removal; with --heal.", min=1)] = 50,
-    config: Annotated[Path | None, typer.Option(help="Training configuration whose `train` section heals; with --heal.")] = None,
-    measure: Annotated[int, typer.Option(help="Answers to decode at every depth, plain and serial, for measured times.", min=0)] = 0,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Draw OUT/curve.svg.")] = True,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="share: fewest layers that keep --share; serial, async: least time per token."
+        ),
+    ] = "share",
+    share: Annotated[
+        float, typer.Option(help="Of the acceptance length at full depth.", min=0.0, max=1.0)
+    ] = 0.99,
+    heal: Annotated[
+        Path | None, typer.Option(help="Corpus to train on after every removal.")
+    ] = None,
+    heal_steps: Annotated[
+        int, typer.Option(help="Training steps after a removal; with --heal.", min=1)
+    ] = 50,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Training configuration whose `train` section heals; with --heal."),
+    ] = None,
+    measure: Annotated[
+        int,
+        typer.Option(
+            help="Answers to decode at every depth, plain and serial, for measured times.", min=0
+        ),
+    ] = 0,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Draw OUT/curve.svg.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the places where blocks hang.")] = 0,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
 ) -> None:
-    """Prune a drafter's layers by their effect on acceptance length; prints the chosen checkpoint."""
-    from d3d.core.errors import InvalidRequest
-    from d3d.models.checkpoint import read_config
-    from d3d.models.loading import resolve_drafter
-    from d3d.models.open_model import open_model
-    from d3d.pruning.curve import Objective
-    from d3d.pruning.run import PruningRun, Settings
+    """Prune a drafter's layers by their effect on acceptance length; prints the chosen
+    checkpoint."""
+    from d3d.errors import InvalidRequest
+    from d3d.hub.checkpoint import read_config
+    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.open_model import open_model
+    from d3d.lab.prune.curve import Objective
+    from d3d.lab.prune.run import PruningRun, Settings
 
     if objective not in get_args(Objective):
-        raise InvalidRequest(f"objective: {objective!r} is not one of {', '.join(get_args(Objective))}")
+        raise InvalidRequest(
+            f"objective: {objective!r} is not one of {', '.join(get_args(Objective))}"
+        )
     if heal is None and config is not None:
-        raise InvalidRequest("--config is how a pruned drafter is healed; give --heal with a corpus, too")
+        raise InvalidRequest(
+            "--config is how a pruned drafter is healed; give --heal with a corpus, too"
+        )
     source = resolve_drafter(drafter)
     read_config(source)
     healing = _healing(config, heal_steps) if heal else None
     base = open_model(target, device=device, dtype=dtype)
     answers = _answers(base, held_out, judge, heal)
-    settings = Settings(fewest_layers=fewest_layers, shortlist=shortlist, draft_length=draft_length, seed=seed)
+    settings = Settings(
+        fewest_layers=fewest_layers, shortlist=shortlist, draft_length=draft_length, seed=seed
+    )
     run = PruningRun(output, source, base, answers, settings, healing)
     _prune(run)
     timings = _time(run, base, settings, answers.judging[:measure])
@@ -68,17 +116,21 @@ def prune(
 
 
 def _healing(config: Path | None, steps: int) -> TrainConfig:
-    from d3d.training.config import RunConfig, Stage, TrainConfig, read_run_config
+    from d3d.train.config import RunConfig, Stage, TrainConfig, read_run_config
 
-    short = TrainConfig(steps=steps, warmup=max(1, steps // 10), stages=(Stage(share=1.0, block_size=6, anchors=100),))
+    short = TrainConfig(
+        steps=steps,
+        warmup=max(1, steps // 10),
+        stages=(Stage(share=1.0, block_size=6, anchors=100),),
+    )
     settings = read_run_config(config) if config else RunConfig(train=short)
     return settings.train.model_copy(update={"steps": steps})
 
 
 def _answers(base: OpenModel, held_out: Path, judge: Path | None, heal: Path | None) -> Answers:
-    from d3d.models.fingerprint import tokenizer_fingerprint
-    from d3d.pruning.run import Answers
-    from d3d.training.corpus import read_corpus
+    from d3d.hub.fingerprint import tokenizer_fingerprint
+    from d3d.lab.prune.run import Answers
+    from d3d.train.corpus import read_corpus
 
     identity = tokenizer_fingerprint(base.tokenizer)
     samples = read_corpus(held_out, identity)
@@ -90,7 +142,11 @@ def _answers(base: OpenModel, held_out: Path, judge: Path | None, heal: Path | N
         samples = [sample for sample in samples if tuple(sample.prompt_ids) not in odd]
     measured = {tuple(sample.prompt_ids) for sample in (*samples, *judging)}
     corpus = read_corpus(heal, identity) if heal else []
-    return Answers(samples, judging, tuple(sample for sample in corpus if tuple(sample.prompt_ids) not in measured))
+    return Answers(
+        samples,
+        judging,
+        tuple(sample for sample in corpus if tuple(sample.prompt_ids) not in measured),
+    )
 
 
 def _prune(run: PruningRun) -> None:
@@ -99,28 +155,36 @@ def _prune(run: PruningRun) -> None:
     with meter(run.depths) as progress:
         progress.show(len(run.curve), "depths")
         run.run(
-            lambda depth: note(f"{depth.layers} layers: acceptance length {depth.judged:.3f}, without layer {depth.removed}"),
+            lambda depth: note(
+                f"{depth.layers} layers: acceptance length {depth.judged:.3f}, without layer {depth.removed}"
+            ),
             lambda look: progress.show(len(run.curve), f"depths; {look}"),
         )
 
 
-def _time(run: PruningRun, base: OpenModel, settings: Settings, answers: list[Sample]) -> dict[int, Timing]:
+def _time(
+    run: PruningRun, base: OpenModel, settings: Settings, answers: list[Sample]
+) -> dict[int, Timing]:
     from d3d.cli.console import meter
-    from d3d.pruning.timing import Measured, time_drafter
+    from d3d.lab.prune.timing import Measured, time_drafter
 
     timings = {}
     with meter(len(run.curve)) as progress:
         for number, depth in enumerate(run.curve):
             progress.show(number, f"depths timed; {depth.layers} layers")
             measured = Measured(answers, ANSWERS_TOKENS) if answers else None
-            timings[depth.layers] = time_drafter(run.checkpoint(depth), base, settings.draft_length, measured)
+            timings[depth.layers] = time_drafter(
+                run.checkpoint(depth), base, settings.draft_length, measured
+            )
     return timings
 
 
-def _report(run: PruningRun, timings: dict[int, Timing], objective: Any, share: float, *, pictures: bool) -> None:
+def _report(
+    run: PruningRun, timings: dict[int, Timing], objective: Any, share: float, *, pictures: bool
+) -> None:
     from d3d.cli.console import note
-    from d3d.pruning.curve import choose
-    from d3d.reports.pruning import curve_picture, curve_table
+    from d3d.lab.prune.curve import choose
+    from d3d.lab.report.pruning import curve_picture, curve_table
 
     choice: Choice = choose(run.curve, timings, objective, share)
     table = curve_table(run.curve, timings, choice)
@@ -133,6 +197,8 @@ def _report(run: PruningRun, timings: dict[int, Timing], objective: Any, share: 
     (run.directory / "curve.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (run.directory / "curve.md").write_text(table, encoding="utf-8")
     if pictures:
-        (run.directory / "curve.svg").write_text(curve_picture(run.curve, timings, choice), encoding="utf-8")
+        (run.directory / "curve.svg").write_text(
+            curve_picture(run.curve, timings, choice), encoding="utf-8"
+        )
     note(f"{choice.depth.layers} layers: {choice.reason}")
     typer.echo(run.checkpoint(choice.depth))

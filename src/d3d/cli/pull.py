@@ -10,24 +10,27 @@ import typer
 def pull(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Presets, hub ids (org/name or org/name@revision) or .gguf files; none lists the presets."),
+        typer.Argument(
+            metavar="NAME",
+            help="Presets, hub ids (org/name or org/name@revision) or .gguf files; none lists the presets.",
+        ),
     ] = None,
 ) -> None:
     """Fetch models and make them ready, so that later starts need no network."""
     if not names:
         _list_presets()
         return
-    from d3d.models.loading import resolve_model
+    from d3d.hub.loading import resolve_model
 
     for name in names:
         typer.echo(f"{name}: {resolve_model(name)}")
 
 
 def _list_presets() -> None:
-    from d3d.models.converted import converted_directory, is_converted
-    from d3d.models.download import is_cached
-    from d3d.models.preset_file import read_preset
-    from d3d.models.presets import PRESETS, SHIPPED
+    from d3d.hub.converted import converted_directory, is_converted
+    from d3d.hub.download import is_cached
+    from d3d.hub.preset_file import read_preset
+    from d3d.hub.presets import PRESETS, SHIPPED
 
     for preset in PRESETS.values():
         target = preset.target
@@ -36,4 +39,6 @@ def _list_presets() -> None:
         typer.echo(f"{preset.name}  {preset.summary}; {preset.target.licence}; {state}")
     for name in SHIPPED:
         found = read_preset(name)
-        typer.echo(f"{name}  the target of {found.target} with a drafter of its own, in {found.mode} mode (d3d show {name})")
+        typer.echo(
+            f"{name}  the target of {found.target} with a drafter of its own, in {found.mode} mode (d3d show {name})"
+        )

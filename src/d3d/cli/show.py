@@ -1,4 +1,5 @@
-"""How answers look on a terminal. A model's text is written as it is: no markup, no wrapping, no tabs expanded."""
+"""How answers look on a terminal. A model's text is written as it is: no markup, no wrapping, no
+tabs expanded."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 LEGEND = f"{typer.style('green', fg='green')}: drafted and kept; {typer.style('bold', bold=True)}: the target's own"
 
 
-def stream_answer(chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokenizerFast | None = None) -> GenerationResult:
-    """Print an answer to standard output while it grows, then a newline; with a tokenizer in two colours. Returns the result."""
+def stream_answer(
+    chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokenizerFast | None = None
+) -> GenerationResult:
+    """Print an answer to standard output while it grows, then a newline; with a tokenizer in two
+    colours. Returns the result."""
     painter = Painter(tokenizer) if tokenizer is not None else None
     result = None
     try:
@@ -24,7 +28,11 @@ def stream_answer(chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokeniz
             if painter is None:
                 typer.echo(chunk.text, nl=False)
             else:
-                typer.echo("".join(paint(text, kept) for text, kept in painter.pieces(chunk)), nl=False, color=True)
+                typer.echo(
+                    "".join(paint(text, kept) for text, kept in painter.pieces(chunk)),
+                    nl=False,
+                    color=True,
+                )
             result = chunk.result
     finally:  # Ctrl-C in the middle of a line, too
         typer.echo()
@@ -33,16 +41,17 @@ def stream_answer(chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokeniz
 
 
 def paint(text: str, kept: bool) -> str:
-    """Text in the colour of its origin: green where the drafter proposed it and the target kept it, bold where the target wrote it."""
+    """Text in the colour of its origin: green where the drafter proposed it and the target kept it,
+    bold where the target wrote it."""
     return typer.style(text, fg="green") if kept else typer.style(text, bold=True)
 
 
 class Painter:
     """Says of every piece of a stream's text which kind of token has brought it.
 
-    The stream's text may lag behind its tokens (half a character, the beginning of a stop string), so the tokens are decoded once
-    more, and what the stream shows is taken off the front. A character belongs to the token that completes it.
-    """
+    The stream's text may lag behind its tokens (half a character, the beginning of a stop string),
+    so the tokens are decoded once more, and what the stream shows is taken off the front. A
+    character belongs to the token that completes it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         from d3d.decoding.detokenize import Detokenizer
@@ -51,7 +60,8 @@ class Painter:
         self._waiting: list[tuple[str, bool]] = []
 
     def pieces(self, chunk: StreamChunk) -> Iterator[tuple[str, bool]]:
-        """The chunk's text, cut where its origin changes; True where the token was drafted and kept."""
+        """The chunk's text, cut where its origin changes; True where the token was drafted and
+        kept."""
         kept = False
         for place, token_id in enumerate(chunk.token_ids):
             kept = place < chunk.num_accepted
@@ -70,16 +80,26 @@ class Painter:
 
 def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
     """One line: what it cost, in which dtype, and whether drafting was on, and if not, why."""
-    tpot = f"{1000 * result.timing.tpot_s:.1f} ms a token" if result.timing.tpot_s is not None else "one token"
+    tpot = (
+        f"{1000 * result.timing.tpot_s:.1f} ms a token"
+        if result.timing.tpot_s is not None
+        else "one token"
+    )
     first = f"first after {1000 * result.timing.ttft_s:.0f} ms"
-    line = f"{result.usage.completion_tokens} tokens, {tpot}, {first}, {dtype}, {result.finish_reason}"
+    line = (
+        f"{result.usage.completion_tokens} tokens, {tpot}, {first}, {dtype}, {result.finish_reason}"
+    )
     speculation = result.speculation
     if speculation is None:
         return f"{line}; speculation: off ({'plain mode' if has_drafter else 'no drafter was given, --drafter names one'})"
-    mode = speculation.mode if speculation.choice is None else f"auto chose {speculation.choice.mode}"
+    mode = (
+        speculation.mode if speculation.choice is None else f"auto chose {speculation.choice.mode}"
+    )
     line = f"{line}; speculation: {mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"
     if speculation.overlap is None or speculation.overlap.hit_rate is None:
         return line
-    fallbacks = ", ".join(f"{cause} {count}" for cause, count in speculation.overlap.fallbacks.items())
+    fallbacks = ", ".join(
+        f"{cause} {count}" for cause, count in speculation.overlap.fallbacks.items()
+    )
     hidden = f"{line}, hit rate {speculation.overlap.hit_rate:.2f}, overlap {speculation.overlap.overlap_ratio or 0:.2f}"
     return f"{hidden}, without a draft: {fallbacks}" if fallbacks else hidden

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from d3d.models.preset_file import PresetFile, Tuned
-    from d3d.models.presets import Preset
+    from d3d.hub.preset_file import PresetFile, Tuned
+    from d3d.hub.presets import Preset
 
 
 def show(
@@ -18,12 +18,16 @@ def show(
     """Show what a preset brings, how it decodes, and how that was found out."""
     import json
 
-    from d3d.models.preset_file import is_preset_file, read_preset
-    from d3d.models.presets import find_preset
+    from d3d.hub.preset_file import is_preset_file, read_preset
+    from d3d.hub.presets import find_preset
 
     if not is_preset_file(preset):
         known = find_preset(preset)
-        typer.echo(json.dumps(_facts(known)) if as_json else "\n".join(f"{name:<18} {value}" for name, value in _facts(known).items()))
+        typer.echo(
+            json.dumps(_facts(known))
+            if as_json
+            else "\n".join(f"{name:<18} {value}" for name, value in _facts(known).items())
+        )
         return
     found = read_preset(preset)
     if as_json:
@@ -47,12 +51,20 @@ def _facts(preset: Preset) -> dict[str, object]:
 def _lines(found: PresetFile) -> list[str]:
     fields = found.model_dump(exclude={"format", "tuned"}, exclude_none=True)
     lines = [f"{name:<18} {value}" for name, value in fields.items()]
-    return lines + (_origin(found.tuned) if found.tuned else [f"{'tuned':<18} no; d3d tune finds such choices by measurement"])
+    return lines + (
+        _origin(found.tuned)
+        if found.tuned
+        else [f"{'tuned':<18} no; d3d tune finds such choices by measurement"]
+    )
 
 
 def _origin(tuned: Tuned) -> list[str]:
     low, high = tuned.speed_up_interval
-    prompts = "prompts that had no part in the search" if tuned.judged_on_other_prompts else "the prompts of the search"
+    prompts = (
+        "prompts that had no part in the search"
+        if tuned.judged_on_other_prompts
+        else "the prompts of the search"
+    )
     facts = {
         "tuned": f"{tuned.date}, {tuned.trials} settings tried, seed {tuned.seed}",
         "measured": f"{tuned.ms_per_token:.2f} ms a token, plain {tuned.plain_ms_per_token:.2f}: {tuned.speed_up:.2f} times as fast "
@@ -63,5 +75,7 @@ def _origin(tuned: Tuned) -> list[str]:
         "versions": ", ".join(f"{name} {value}" for name, value in tuned.versions.items()),
     }
     if rounds := sum(answer.rounds for answer in tuned.answers):
-        facts["acceptance length"] = f"{sum(answer.committed for answer in tuned.answers) / rounds:.2f} over {rounds} rounds"
+        facts["acceptance length"] = (
+            f"{sum(answer.committed for answer in tuned.answers) / rounds:.2f} over {rounds} rounds"
+        )
     return [f"{name:<18} {value}" for name, value in facts.items()]

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from d3d.models.cache import cache_root
-from d3d.models.footprint import Footprint, footprint
-from d3d.models.int8 import precision, quantizations
+from d3d.hub.cache import cache_root
+from d3d.hub.footprint import Footprint, footprint
+from d3d.model.int8 import precision, quantizations
 
 PACKAGES = {"d3d": "d3d-decoding", "torch": "torch", "transformers": "transformers"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -56,7 +56,9 @@ class Fit(NamedTuple):
     @property
     def options(self) -> str:
         """Of the command line."""
-        return f"--device {self.device} --dtype {self.dtype}" + (f" --quantize {self.quantize}" if self.quantize else "")
+        return f"--device {self.device} --dtype {self.dtype}" + (
+            f" --quantize {self.quantize}" if self.quantize else ""
+        )
 
 
 class TargetReport(NamedTuple):
@@ -70,25 +72,41 @@ class TargetReport(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(package) for name, package in PACKAGES.items()}}
+    return {
+        "python": platform.python_version(),
+        **{name: version(package) for name, package in PACKAGES.items()},
+    }
 
 
 def devices() -> list[Device]:
     memory = psutil.virtual_memory()
     capability = torch.backends.cpu.get_cpu_capability()
     rounded = quantizations(torch.device("cpu"))
-    found = [Device("cpu", f"{platform.machine()}, {capability}", memory.total, memory.available, tuple(DTYPE_BYTES), rounded)]
+    found = [
+        Device(
+            "cpu",
+            f"{platform.machine()}, {capability}",
+            memory.total,
+            memory.available,
+            tuple(DTYPE_BYTES),
+            rounded,
+        )
+    ]
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         with torch.cuda.device(index):
             dtypes = tuple(DTYPE_BYTES) if torch.cuda.is_bf16_supported() else ("float32",)
-        found.append(Device(f"cuda:{index}", torch.cuda.get_device_name(index), total, free, dtypes))
+        found.append(
+            Device(f"cuda:{index}", torch.cuda.get_device_name(index), total, free, dtypes)
+        )
     return found
 
 
 def cached_items() -> list[CachedItem]:
     """Everything in the cache, the largest first."""
-    places = [path for kind in ("models", "converted") for path in (cache_root() / kind).glob("[!.]*")]
+    places = [
+        path for kind in ("models", "converted") for path in (cache_root() / kind).glob("[!.]*")
+    ]
     items = [CachedItem(str(path.relative_to(cache_root())), _size(path)) for path in places]
     return sorted(items, key=lambda item: -item.num_bytes)
 
@@ -103,7 +121,10 @@ def target_report(source: str, context: int | None, on: list[Device]) -> TargetR
     size = footprint(source)
     context = min(context or size.max_length, size.max_length)
     fits = [
-        _fit(size, context, device, dtype, quantize) for device in on for quantize in (None, *device.quantize) for dtype in device.dtypes
+        _fit(size, context, device, dtype, quantize)
+        for device in on
+        for quantize in (None, *device.quantize)
+        for dtype in device.dtypes
     ]
     return TargetReport(source, size.num_parameters, context, fits, _advice(fits, context))
 

@@ -6,17 +6,20 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from d3d.reports.tables import Table, shown
+from d3d.lab.report.tables import Table, shown
 
 WIDTH = 240
-"""Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is cut."""
+"""Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is
+cut."""
 
 
 def print_table(table: Table, *, error: bool = False, names: int = 2) -> None:
     """To standard output, or to standard error. names: columns that are aligned to the left."""
     printed = RichTable(title=Text(table.title))
     for place, heading in enumerate(table.headings):
-        printed.add_column(Text(heading), justify="left" if place < names else "right", no_wrap=True)
+        printed.add_column(
+            Text(heading), justify="left" if place < names else "right", no_wrap=True
+        )
     for row in table.rows:
         printed.add_row(*(Text(shown(cell)) for cell in row))
     Console(stderr=error, width=max(Console().width, WIDTH)).print(printed, crop=False)

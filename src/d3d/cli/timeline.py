@@ -13,14 +13,19 @@ def timeline(
     trace: Annotated[Path, typer.Argument(help="What `d3d generate --trace` wrote.")],
     out: Annotated[Path | None, typer.Option(help="Draw it into this file, .svg or .png.")] = None,
     start: Annotated[int, typer.Option(help="First round to draw.", min=0)] = 0,
-    rounds: Annotated[int, typer.Option(help="Most rounds to draw; the figures are those of all.", min=1)] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object in place of the table.")] = False,
+    rounds: Annotated[
+        int, typer.Option(help="Most rounds to draw; the figures are those of all.", min=1)
+    ] = 16,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the figures as one JSON object in place of the table."),
+    ] = False,
 ) -> None:
     """Print what a trace adds up to: times, overlap, hits; and draw it with --out."""
     from d3d.cli.tables import print_table
-    from d3d.core.errors import InvalidRequest
     from d3d.decoding.trace_file import read_trace
-    from d3d.reports.timeline import figures, picture, table
+    from d3d.errors import InvalidRequest
+    from d3d.lab.report.timeline import figures, picture, table
 
     kind = "" if out is None else out.suffix.lower().removeprefix(".")
     if out is not None and kind not in ("svg", "png"):
@@ -28,12 +33,16 @@ def timeline(
     known = read_trace(trace)
     if out is not None:
         if start >= len(known):
-            raise InvalidRequest(f"--start {start} is behind the trace's last round, {len(known) - 1}")
+            raise InvalidRequest(
+                f"--start {start} is behind the trace's last round, {len(known) - 1}"
+            )
         drawn = picture(known, kind, start=start, count=rounds)
         try:
             out.write_bytes(drawn)
         except OSError as error:
-            raise InvalidRequest(f"--out {out} can't be written: {error.strerror or error}") from error
+            raise InvalidRequest(
+                f"--out {out} can't be written: {error.strerror or error}"
+            ) from error
     if as_json:
         typer.echo(json.dumps(figures(known), allow_nan=False))
     else:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from d3d.cli.console import Log, stderr
 
 if TYPE_CHECKING:
-    from d3d.training.run import TrainingRun
-    from d3d.training.trainer import StepStats
+    from d3d.train.run import TrainingRun
+    from d3d.train.trainer import StepStats
 
 RECENT = 0.95
 """Share of the mean loss that is kept at each step."""
@@ -53,7 +59,11 @@ class LiveView:
         self._task = self.progress.add_task("", total=self.run.config.train.steps)
 
     def show(self, stats: StepStats) -> None:
-        self._mean_loss = stats.loss if self._mean_loss is None else RECENT * self._mean_loss + (1 - RECENT) * stats.loss
+        self._mean_loss = (
+            stats.loss
+            if self._mean_loss is None
+            else RECENT * self._mean_loss + (1 - RECENT) * stats.loss
+        )
         self.progress.update(self._task, completed=stats.step)
         self.live.update(Group(self.progress, self._table(stats, self._mean_loss)))
 
@@ -65,8 +75,13 @@ class LiveView:
         if acceptance is None:
             table.add_row("held out", f"first measured at step {self.run.config.evaluate_every}")
             return table
-        table.add_row("acceptance length", f"{acceptance.acceptance_length:.3f}, best {self.run.best:.3f}")
-        table.add_row("acceptance at 1, 2, ...", "  ".join(f"{share:.2f}" for share in acceptance.acceptance_at))
+        table.add_row(
+            "acceptance length", f"{acceptance.acceptance_length:.3f}, best {self.run.best:.3f}"
+        )
+        table.add_row(
+            "acceptance at 1, 2, ...",
+            "  ".join(f"{share:.2f}" for share in acceptance.acceptance_at),
+        )
         if self.run.config.bonus_recall:
             for top, recall in acceptance.bonus_recall.items():
                 shares = "  ".join("-" if share is None else f"{share:.2f}" for share in recall)
@@ -81,6 +96,12 @@ def training_view(run: TrainingRun) -> Iterator[View]:
     if not console.is_terminal:
         yield LogView(run, Log(run.config.train.steps))
         return
-    progress = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    progress = Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
     with Live(progress, console=console, refresh_per_second=4) as live:
         yield LiveView(run, live, progress)

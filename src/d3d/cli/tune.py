@@ -10,59 +10,95 @@ import typer
 from d3d.cli import options as o
 
 if TYPE_CHECKING:
-    from d3d.reports.tables import Table
-    from d3d.tuning.tune import Outcome
+    from d3d.lab.report.tables import Table
+    from d3d.lab.tune.tune import Outcome
 
 
 def tune(
-    prompts: Annotated[Path, typer.Argument(help="JSON lines with prompt, turns or messages, or traffic recorded with --record-text.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the search and its preset.yaml; one that is there goes on.")],
+    prompts: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON lines with prompt, turns or messages, or traffic recorded with --record-text."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="Directory for the search and its preset.yaml; one that is there goes on.",
+        ),
+    ],
     model: o.ModelOption = None,
     target: o.TargetOption = None,
     drafter: Annotated[
-        list[str] | None, typer.Option(help="Drafter to try: directory or hub id; may be repeated. Default: the preset's own.")
+        list[str] | None,
+        typer.Option(
+            help="Drafter to try: directory or hub id; may be repeated. Default: the preset's own."
+        ),
     ] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(help="Mode to try beside plain; may be repeated. Default: serial and fused, and async where there are two cores."),
+        typer.Option(
+            help="Mode to try beside plain; may be repeated. Default: serial and fused, and async where there are two cores."
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(help="Setups to try.", min=1)] = 40,
-    finalists: Annotated[int, typer.Option(help="Best of them that are measured again, on other prompts.", min=1)] = 3,
-    num_prompts: Annotated[int, typer.Option("--prompts", help="Most prompts to use, drawn by --seed.", min=1)] = 24,
+    finalists: Annotated[
+        int, typer.Option(help="Best of them that are measured again, on other prompts.", min=1)
+    ] = 3,
+    num_prompts: Annotated[
+        int, typer.Option("--prompts", help="Most prompts to use, drawn by --seed.", min=1)
+    ] = 24,
     max_tokens: o.MaxTokensOption = 96,
     concurrency: Annotated[
-        int, typer.Option(help="Prompts that are answered together: tune for most tokens a second at this many.", min=1)
+        int,
+        typer.Option(
+            help="Prompts that are answered together: tune for most tokens a second at this many.",
+            min=1,
+        ),
     ] = 1,
     threads: Annotated[
-        list[int] | None, typer.Option(help="Number of threads to try; may be repeated. Default: powers of two up to the cores.", min=1)
+        list[int] | None,
+        typer.Option(
+            help="Number of threads to try; may be repeated. Default: powers of two up to the cores.",
+            min=1,
+        ),
     ] = None,
     temperature: o.TemperatureOption = 0.0,
-    seed: Annotated[int, typer.Option(help="Draws the prompts, the setups to try and the noise of sampling.", min=0)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Draws the prompts, the setups to try and the noise of sampling.", min=0),
+    ] = 0,
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
     quantize: o.QuantizeOption = None,
 ) -> None:
-    """Search draft length (fixed or by confidence), mode, denoise steps, rows, outcomes, threads and drafters for least time per token.
+    """Search draft length (fixed or by confidence), mode, denoise steps, rows, outcomes, threads
+    and drafters for least time per token.
 
-    The best few answer prompts that the search has not seen, in turn with plain decoding; the fastest becomes OUT/preset.yaml, which every
-    command takes as --model. Ctrl-C keeps what is done.
-    """
-    sampling = o.sampling_options({"max_tokens": max_tokens, "temperature": temperature, "seed": seed})
+    The best few answer prompts that the search has not seen, in turn with plain decoding; the
+    fastest becomes OUT/preset.yaml, which every command takes as --model. Ctrl-C keeps what is
+    done."""
+    sampling = o.sampling_options(
+        {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    )
     from d3d.cli.console import meter, note
     from d3d.cli.interrupt import deferred_interrupt
     from d3d.cli.tables import print_table
-    from d3d.core.errors import InvalidRequest
     from d3d.core.types import SamplingParams
-    from d3d.tuning.prompts import tuning_prompts
-    from d3d.tuning.search import require_optuna
-    from d3d.tuning.setups import MODES
-    from d3d.tuning.tune import TunePlan, open_models, space_of
-    from d3d.tuning.tune import tune as run
+    from d3d.errors import InvalidRequest
+    from d3d.lab.tune.prompts import tuning_prompts
+    from d3d.lab.tune.search import require_optuna
+    from d3d.lab.tune.setups import MODES
+    from d3d.lab.tune.tune import TunePlan, open_models, space_of
+    from d3d.lab.tune.tune import tune as run
 
     require_optuna()
     for name in mode or ():
         if name not in MODES:
-            raise InvalidRequest(f"mode: {name!r} is not one of {', '.join(MODES)}; plain is measured anyway")
+            raise InvalidRequest(
+                f"mode: {name!r} is not one of {', '.join(MODES)}; plain is measured anyway"
+            )
     source = o.ModelChoice(model, target, None, None, device, dtype).check()
     models = open_models(source, drafter or [], device=device, dtype=dtype, quantize=quantize)
     space = space_of(models, mode or [], threads or [])
@@ -76,16 +112,22 @@ def tune(
         note(f"interrupted; the same command goes on from what is in {output}")
         raise typer.Exit(130)
     if not outcome.split.is_clean:
-        note("warning: there are too few prompts to confirm on others than those of the search; give at least four", "yellow")
+        note(
+            "warning: there are too few prompts to confirm on others than those of the search; give at least four",
+            "yellow",
+        )
     print_table(table_of(outcome, plan.concurrency), names=1)
     typer.echo(outcome.preset)
     if outcome.judged[0].setup.mode == "plain":
-        note("plain decoding is the fastest here: a drafter with fewer layers, or one that knows these prompts, may change that", "yellow")
+        note(
+            "plain decoding is the fastest here: a drafter with fewer layers, or one that knows these prompts, may change that",
+            "yellow",
+        )
 
 
 def table_of(outcome: Outcome, concurrency: int) -> Table:
     """Every setup of the second stage, the fastest first."""
-    from d3d.reports.tables import Table
+    from d3d.lab.report.tables import Table
 
     cases = len(outcome.split.confirm)
     rows = tuple(
@@ -100,4 +142,8 @@ def table_of(outcome: Outcome, concurrency: int) -> Table:
         for one in outcome.judged
     )
     headings = ("setup", "ms/token", "over plain", "95 %", "acceptance length", "same ids as plain")
-    return Table(f"{cases} prompts" if concurrency == 1 else f"{cases} times {concurrency} prompts", headings, rows)
+    return Table(
+        f"{cases} prompts" if concurrency == 1 else f"{cases} times {concurrency} prompts",
+        headings,
+        rows,
+    )

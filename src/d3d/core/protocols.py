@@ -1,8 +1,8 @@
 """The seams: what the loop asks of a target, of a drafter, and of an acceptance rule.
 
-State of a generation lives in a session, so a second request on the same engine starts from nothing. Row i of a session
-belongs to sequence i of the list that it is called with; `keep` drops the rows of sequences that have ended, `join` appends others.
-"""
+State of a generation lives in a session, so a second request on the same engine starts from
+nothing. Row i of a session belongs to sequence i of the list that it is called with; `keep` drops
+the rows of sequences that have ended, `join` appends others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class TargetSession(Protocol):
         ...
 
     def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-        """Append `token_ids[i]`, or nothing, to sequence i and return its float32 logits, shape [len(token_ids[i]), vocab_size]
-        (or [1, vocab_size], the last row, where `last_only`; [0, vocab_size] where there is none)."""
+        """Append `token_ids[i]`, or nothing, to sequence i and return its float32 logits, shape
+        [len(token_ids[i]), vocab_size] (or [1, vocab_size], the last row, where `last_only`; [0,
+        vocab_size] where there is none)."""
         ...
 
     def crop(self, lengths: list[int]) -> None:
@@ -33,11 +34,13 @@ class TargetSession(Protocol):
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order; none may move to a higher row. It may be none at all, until others join."""
+        """Keep only these sequences, in this order; none may move to a higher row. It may be none
+        at all, until others join."""
         ...
 
     def join(self, count: int) -> None:
-        """Append empty sequences behind the others; never more at a time than the session was opened with."""
+        """Append empty sequences behind the others; never more at a time than the session was
+        opened with."""
         ...
 
 
@@ -46,7 +49,8 @@ class TimedSession(Protocol):
     """A target's session that knows when its device really worked."""
 
     def pass_span(self) -> tuple[float, float] | None:
-        """Start and end of the last pass, in seconds of `time.perf_counter`; None where the processor's clock says all."""
+        """Start and end of the last pass, in seconds of `time.perf_counter`; None where the
+        processor's clock says all."""
         ...
 
 
@@ -70,16 +74,18 @@ class DraftSession(Protocol):
     """A drafter's state of one generation."""
 
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        """Propose at most `lengths[i]` tokens to follow `sequences[i]`; fewer, or none, is allowed."""
+        """Propose at most `lengths[i]` tokens to follow `sequences[i]`; fewer, or none, is
+        allowed."""
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order; none may move to a higher row. It may be none at all, until others join."""
+        """Keep only these sequences, in this order; none may move to a higher row. It may be none
+        at all, until others join."""
         ...
 
     def join(self, count: int) -> None:
-        """Append sequences that it has not seen behind the others; never more at a time than the session was opened with. The target's
-        session has been told already."""
+        """Append sequences that it has not seen behind the others; never more at a time than the
+        session was opened with. The target's session has been told already."""
         ...
 
 
@@ -96,10 +102,12 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class SelfDrafter(Drafter, Protocol):
-    """A drafter that may be the target itself with something added: its clean rows are then the target's, and so can its cache be."""
+    """A drafter that may be the target itself with something added: its clean rows are then the
+    target's, and so can its cache be."""
 
     def open_beside(self, target: TargetSession) -> DraftSession | None:
-        """A session on the target's own cache, for all its sequences; None where this target is another model."""
+        """A session on the target's own cache, for all its sequences; None where this target is
+        another model."""
         ...
 
 
@@ -124,7 +132,8 @@ class Watcher(Protocol):
 
 
 class PreparingSession(Protocol):
-    """What a draft worker asks of a drafter, for one sequence. `text` is the sequence's committed tokens, and only ever grows."""
+    """What a draft worker asks of a drafter, for one sequence. `text` is the sequence's committed
+    tokens, and only ever grows."""
 
     def draft(self, text: list[int], draft_length: int) -> DraftBlock:
         """At most `draft_length` tokens to follow `text`."""
@@ -134,7 +143,9 @@ class PreparingSession(Protocol):
         """At most `budget` verdicts to expect on `draft` behind `text`, the likeliest first."""
         ...
 
-    def prepare(self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
+    def prepare(
+        self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int
+    ) -> dict[Outcome, DraftBlock]:
         """The successor of each outcome, or of fewer."""
         ...
 
@@ -143,7 +154,8 @@ class Preparer(Protocol):
     """A drafter that needs nothing of the target, and so can draft while the target verifies."""
 
     def open(self, capacity: int, outcome_budget: int) -> PreparingSession:
-        """For a sequence of up to `capacity` tokens and passes of up to `outcome_budget` outcomes."""
+        """For a sequence of up to `capacity` tokens and passes of up to `outcome_budget`
+        outcomes."""
         ...
 
 
@@ -167,8 +179,8 @@ class PrepareTask(NamedTuple):
 
 @runtime_checkable
 class JointPreparer(Preparer, Protocol):
-    """A preparer that can work for several sequences in one pass. Its answers are those of the sessions alone; each session may have one
-    task at a time."""
+    """A preparer that can work for several sequences in one pass. Its answers are those of the
+    sessions alone; each session may have one task at a time."""
 
     def draft_together(self, tasks: ListLike[DraftTask]) -> list[DraftBlock]: ...
 
@@ -179,11 +191,13 @@ class Transport(Protocol):
     """One end of a line between two parties. Messages arrive whole and in order, or not at all."""
 
     def send(self, message: object) -> None:
-        """Never waits for the other side. Raises Disconnected where the line is known to be gone."""
+        """Never waits for the other side. Raises Disconnected where the line is known to be
+        gone."""
         ...
 
     def receive(self, timeout_s: float) -> object | None:
-        """The next message, None after `timeout_s` seconds without one. Raises Disconnected where none can come any more."""
+        """The next message, None after `timeout_s` seconds without one. Raises Disconnected where
+        none can come any more."""
         ...
 
     def close(self) -> None:
@@ -194,7 +208,13 @@ class Transport(Protocol):
 class AcceptanceRule(Protocol):
     """Decides which drafted tokens stand. Pure: the same arguments give the same verdict."""
 
-    def __call__(self, logits: Tensor, draft_tokens: ListLike[int], sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
-        """`logits`: float32 [len(draft_tokens) + 1, vocab_size]; row i follows the committed tokens and the first i
-        drafted ones. The verdict is not yet cut by stops."""
+    def __call__(
+        self,
+        logits: Tensor,
+        draft_tokens: ListLike[int],
+        sequence: Sequence,
+        eos_token_ids: frozenset[int],
+    ) -> Verdict:
+        """`logits`: float32 [len(draft_tokens) + 1, vocab_size]; row i follows the committed tokens
+        and the first i drafted ones. The verdict is not yet cut by stops."""
         ...

@@ -10,7 +10,8 @@ from d3d.core.types import FinishReason, SamplingParams
 
 
 class TokenCounts:
-    """How often each token id occurs in the prompt and in the answer; int32 tensors of shape [vocab_size]."""
+    """How often each token id occurs in the prompt and in the answer; int32 tensors of shape
+    [vocab_size]."""
 
     def __init__(self, prompt_ids: Iterable[int], vocab_size: int, device: torch.device) -> None:
         ids = torch.tensor(list(prompt_ids), dtype=torch.long, device=device)

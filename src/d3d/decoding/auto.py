@@ -1,8 +1,9 @@
-"""Auto mode behind the loop's Drafter protocol: each round goes through the mode that is fastest so far.
+"""Auto mode behind the loop's Drafter protocol: each round goes through the mode that is fastest so
+far.
 
-A mode is a drafter here; plain is none. They are changed between rounds only, over one session of the target, and what they draft is
-verified like any other draft, so the answer is the same whatever is chosen.
-"""
+A mode is a drafter here; plain is none. They are changed between rounds only, over one session of
+the target, and what they draft is verified like any other draft, so the answer is the same whatever
+is chosen."""
 
 from __future__ import annotations
 
@@ -26,8 +27,14 @@ class Candidate(NamedTuple):
 class AutoDrafter:
     """The drafters of several modes, for one generation."""
 
-    def __init__(self, candidates: dict[str, Candidate], left_out: dict[str, str], times: dict[int, ModeTimes]) -> None:
-        """left_out: why other modes are not among them; times: what is known from earlier generations, by their number of sequences."""
+    def __init__(
+        self,
+        candidates: dict[str, Candidate],
+        left_out: dict[str, str],
+        times: dict[int, ModeTimes],
+    ) -> None:
+        """left_out: why other modes are not among them; times: what is known from earlier
+        generations, by their number of sequences."""
         self.candidates = candidates
         self._times = times
         self.chooser = Chooser(tuple(candidates), left_out=left_out)
@@ -49,7 +56,12 @@ class AutoDrafter:
     def prefilled(self, target: TargetSession, seconds: float) -> None:
         self.target = target
         times = self._times.setdefault(len(target.lengths), ModeTimes())
-        self.chooser = Chooser(tuple(self.candidates), times, self.chooser.left_out, Round(seconds, sum(target.lengths)))
+        self.chooser = Chooser(
+            tuple(self.candidates),
+            times,
+            self.chooser.left_out,
+            Round(seconds, sum(target.lengths)),
+        )
 
     def observe(self, rounds: ListLike[RoundStats]) -> None:
         tokens = sum(stats.num_committed for stats in rounds) / len(rounds)
@@ -57,8 +69,9 @@ class AutoDrafter:
 
 
 class AutoSession:
-    """The sessions of the modes. What can't go on behind rounds of another mode, or holds something elsewhere, is opened at each turn of
-    its mode and closed after it; a drafter's cache stays, and catches up."""
+    """The sessions of the modes. What can't go on behind rounds of another mode, or holds something
+    elsewhere, is opened at each turn of its mode and closed after it; a drafter's cache stays, and
+    catches up."""
 
     def __init__(self, drafter: AutoDrafter, num_sequences: int, capacity: int) -> None:
         self._candidates = drafter.candidates
@@ -85,17 +98,23 @@ class AutoSession:
             longest = self._candidates[mode].draft_length
             blocks = self._session.draft(sequences, [min(length, longest) for length in lengths])
         except Exception as error:  # whatever a drafter dies of, the other modes go on
-            return self._drop(f"the drafter failed: {type(error).__name__}: {error}", len(sequences))
+            return self._drop(
+                f"the drafter failed: {type(error).__name__}: {error}", len(sequences)
+            )
         fault = next((block.fault for block in blocks if block.fault is not None), None)
         return blocks if fault is None else self._drop(fault, len(sequences))
 
     def keep(self, rows: list[int]) -> None:
         self._num_sequences = len(rows)
-        for session in {id(one): one for one in (self._session, *self._cached.values()) if one is not None}.values():
+        for session in {
+            id(one): one for one in (self._session, *self._cached.values()) if one is not None
+        }.values():
             session.keep(rows)
 
     def join(self, count: int) -> None:
-        raise ValueError(f"{count} sequences can't join: what auto mode measures is of those that it began with")
+        raise ValueError(
+            f"{count} sequences can't join: what auto mode measures is of those that it began with"
+        )
 
     def close(self) -> None:
         self._turn_to(PLAIN)
@@ -109,8 +128,12 @@ class AutoSession:
             self._session = self._cached.get(mode) or self._open(mode)
 
     def _open(self, mode: str) -> DraftSession:
-        session = self._beside(mode) or self._candidates[mode].drafter.open(self._num_sequences, self._capacity)
-        if not isinstance(session, Closable | FusedDrafts):  # the one ends with its turn, the other knows of the last pass
+        session = self._beside(mode) or self._candidates[mode].drafter.open(
+            self._num_sequences, self._capacity
+        )
+        if not isinstance(
+            session, Closable | FusedDrafts
+        ):  # the one ends with its turn, the other knows of the last pass
             self._cached[mode] = session
         return session
 
@@ -132,7 +155,8 @@ class AutoSession:
         return 0 if mode == self._mode or self._shares[mode] else total
 
     def _drop(self, fault: str, num_sequences: int) -> list[DraftBlock]:
-        """The mode under way has failed. This round goes on without a draft, the next ones with what is left."""
+        """The mode under way has failed. This round goes on without a draft, the next ones with
+        what is left."""
         mode = self._mode
         self._chooser.drop(mode, fault)
         self._cached.pop(mode, None)

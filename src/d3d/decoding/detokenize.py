@@ -1,8 +1,8 @@
 """Text of a growing list of token ids: it only grows, and never shows half a character.
 
-A token's text can depend on its neighbours (bytes of one character, the space that SentencePiece drops at the start), so
-tokens are decoded together with a few before them, and only what is new is handed out. The few are bounded: a token costs
-the same at the end of a long answer as at its start.
+A token's text can depend on its neighbours (bytes of one character, the space that SentencePiece
+drops at the start), so tokens are decoded together with a few before them, and only what is new is
+handed out. The few are bounded: a token costs the same at the end of a long answer as at its start.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD = 4
-"""Tokens after which bytes that have not become a character never will: UTF-8 takes at most four."""
+"""Tokens after which bytes that have not become a character never will: UTF-8 takes at most
+four."""
 _KEPT, _FULL, _OVERFULL = 8, 16, 32
-"""Every _FULL tokens the window is shortened to _KEPT or a few more if that leaves a clean cut, from _OVERFULL on in any case."""
+"""Every _FULL tokens the window is shortened to _KEPT or a few more if that leaves a clean cut,
+from _OVERFULL on in any case."""
 
 
 class Detokenizer:
-    """Incremental `tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`.
+    """Incremental `tokenizer.decode(ids, skip_special_tokens=True,
+    clean_up_tokenization_spaces=False)`.
 
-    The pieces, joined, are the decoded whole. One exception: tokenizers with byte-fallback tokens (Llama 2) decode a run of
-    them to replacement characters only as soon as one byte in it is wrong; characters of it that are out already remain.
-    """
+    The pieces, joined, are the decoded whole. One exception: tokenizers with byte-fallback tokens
+    (Llama 2) decode a run of them to replacement characters only as soon as one byte in it is
+    wrong; characters of it that are out already remain."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
-        self._skipped = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._skipped = {
+            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
         self._window: list[int] = []
         self._text = ""
         self._num_shown = 0
@@ -42,7 +47,8 @@ class Detokenizer:
         self._window.append(token_id)
         text = self._decode(self._window)
         if self._settled_length and not text.startswith(self._text[: self._num_shown]):
-            # A byte-fallback run that has become invalid, perhaps for a moment: only its end is new.
+            # A byte-fallback run that has become invalid, perhaps for a moment: only its end is
+            # new.
             self._window = self._window[self._settled_length :]
             self._num_shown = self._settled_length = 0
             text = self._decode(self._window)
@@ -64,11 +70,15 @@ class Detokenizer:
         return piece
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self._tokenizer.decode(
+                token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
     def _shorten(self) -> None:
-        """Drop the front of the window. What has not been shown is counted from the end, so a front that decodes otherwise is harmless:
-        UTF-8 finds its step again within three bytes."""
+        """Drop the front of the window. What has not been shown is counted from the end, so a front
+        that decodes otherwise is harmless: UTF-8 finds its step again within three bytes."""
         waiting = self._text[self._num_shown :]
         overfull = len(self._window) >= _OVERFULL
         for start in range(len(self._window) - _KEPT, 0, -1):
@@ -82,10 +92,11 @@ class Detokenizer:
 
 
 class StopStringFilter:
-    """Passes text on, but holds back what may be the beginning of a stop string, and ends before the first one.
+    """Passes text on, but holds back what may be the beginning of a stop string, and ends before
+    the first one.
 
-    The first is the one that is complete first, so that the way text is cut into pieces changes nothing.
-    """
+    The first is the one that is complete first, so that the way text is cut into pieces changes
+    nothing."""
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self._stop = stop
@@ -93,7 +104,8 @@ class StopStringFilter:
         self.stopped = False
 
     def push(self, piece: str, *, honour: bool = True) -> str:
-        """Text that may be shown. Where not `honour`, a stop string that is completed by this piece is text like any other."""
+        """Text that may be shown. Where not `honour`, a stop string that is completed by this piece
+        is text like any other."""
         text = self._held + piece
         if honour and (end := self._first_stop(text)) is not None:
             self.stopped, self._held = True, ""

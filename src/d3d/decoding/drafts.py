@@ -27,9 +27,9 @@ class Limits(NamedTuple):
 class Drafts:
     """A drafter's session for the requests that still draft.
 
-    Those that are new join it. Those that have ended leave, and so does a request whose block was faulty; when the drafter itself fails,
-    all do, and no other drafts any more. The session is opened when the first block is wanted, so the first token waits for no drafter.
-    """
+    Those that are new join it. Those that have ended leave, and so does a request whose block was
+    faulty; when the drafter itself fails, all do, and no other drafts any more. The session is
+    opened when the first block is wanted, so the first token waits for no drafter."""
 
     def __init__(self, drafter: Drafter, target: TargetSession, limits: Limits) -> None:
         """`target`: the session that verifies the blocks."""
@@ -44,8 +44,8 @@ class Drafts:
         self._failure: DraftBlock | None = None
 
     def blocks(self, requests: ListLike[Request]) -> list[DraftBlock]:
-        """One block for each of `requests`, the target's sequences in their order; an empty one where nothing is drafted. A fault is told
-        once."""
+        """One block for each of `requests`, the target's sequences in their order; an empty one
+        where nothing is drafted. A fault is told once."""
         try:
             blocks = self._draft(requests)
         except Exception as error:  # whatever a drafter dies of, the answers go on
@@ -76,29 +76,49 @@ class Drafts:
         if self._failure is not None:
             return [self._failure for _ in self._members]
         # The bonus token comes on top, so a last token needs no draft.
-        lengths = [min(self._limits.draft_length, member.scanner.remaining - 1) for member in self._members]
+        lengths = [
+            min(self._limits.draft_length, member.scanner.remaining - 1) for member in self._members
+        ]
         if max(lengths, default=0) < 1:
             return [NO_DRAFT for _ in self._members]
         if self._session is None:
             self._session = self._open(requests)
         blocks = self._session.draft([member.sequence for member in self._members], lengths)
-        return [_checked(block, length, self._limits.vocab_size) for block, length in zip(blocks, lengths, strict=True)]
+        return [
+            _checked(block, length, self._limits.vocab_size)
+            for block, length in zip(blocks, lengths, strict=True)
+        ]
 
     def _open(self, requests: ListLike[Request]) -> DraftSession:
         members = set(map(id, self._members))
         rows = [row for row, request in enumerate(requests) if id(request) in members]
         self._members = [requests[row] for row in rows]
-        session = self._drafter.open_beside(self._target) if isinstance(self._drafter, SelfDrafter) else None
+        session = (
+            self._drafter.open_beside(self._target)
+            if isinstance(self._drafter, SelfDrafter)
+            else None
+        )
         room = len(requests)
         if session is None:
-            session, room, rows = self._drafter.open(self._limits.batch, self._limits.capacity), self._limits.batch, list(range(len(rows)))
+            session, room, rows = (
+                self._drafter.open(self._limits.batch, self._limits.capacity),
+                self._limits.batch,
+                list(range(len(rows))),
+            )
         if len(rows) < room:
             session.keep(rows)
         return session
 
     def _change_members(self, requests: ListLike[Request]) -> None:
-        staying = without_holes([not member.finished and row not in self._faulty for row, member in enumerate(self._members)])
-        joining = [request for request in requests if id(request) not in self._seen]  # in the target's session they are the last ones
+        staying = without_holes(
+            [
+                not member.finished and row not in self._faulty
+                for row, member in enumerate(self._members)
+            ]
+        )
+        joining = [
+            request for request in requests if id(request) not in self._seen
+        ]  # in the target's session they are the last ones
         have_left = len(staying) < len(self._members)
         self._members = [*(self._members[row] for row in staying), *joining]
         self._seen |= set(map(id, joining))
@@ -123,5 +143,7 @@ def without_holes(alive: ListLike[bool]) -> list[int]:
 def _checked(block: DraftBlock, length: int, vocab_size: int) -> DraftBlock:
     """Only ids that the target knows may reach it, and no more than were asked for."""
     if any(not 0 <= token_id < vocab_size for token_id in block.token_ids):
-        return DraftBlock(fault=f"the drafter proposed an id outside of the target's vocabulary of {vocab_size}")
+        return DraftBlock(
+            fault=f"the drafter proposed an id outside of the target's vocabulary of {vocab_size}"
+        )
     return block._replace(token_ids=block.token_ids[:length])

@@ -1,4 +1,5 @@
-"""The decoding loop: prefill, then rounds until every request has ended. One loop for every mode."""
+"""The decoding loop: prefill, then rounds until every request has ended. One loop for every
+mode."""
 
 from __future__ import annotations
 
@@ -34,15 +35,20 @@ class Event:
 
 
 def decode(
-    target: TargetEngine, drafter: Drafter | None, requests: list[Request], draft_length: int = 0, *, max_batch: int | None = None
+    target: TargetEngine,
+    drafter: Drafter | None,
+    requests: list[Request],
+    draft_length: int = 0,
+    *,
+    max_batch: int | None = None,
 ) -> Iterator[Event]:
-    """Decode requests together, each as if it were alone: all of them, or `max_batch` at a time. Plain where `drafter` is None or
-    `draft_length` 0.
+    """Decode requests together, each as if it were alone: all of them, or `max_batch` at a time.
+    Plain where `drafter` is None or `draft_length` 0.
 
-    Requests are verified in one batch and drafted in one pass; those that have ended leave between rounds, and those that wait take
-    their places. A request whose block was faulty goes on plainly, and so do all when the drafter fails. Raises ValueError for a
-    negative `draft_length`, and for a `max_batch` below 1.
-    """
+    Requests are verified in one batch and drafted in one pass; those that have ended leave between
+    rounds, and those that wait take their places. A request whose block was faulty goes on plainly,
+    and so do all when the drafter fails. Raises ValueError for a negative `draft_length`, and for a
+    `max_batch` below 1."""
     if draft_length < 0:
         raise ValueError(f"draft_length must not be negative, got {draft_length}")
     if max_batch is not None and max_batch < 1:
@@ -50,7 +56,11 @@ def decode(
     if not requests:
         return
     width = 0 if drafter is None else min(draft_length, drafter.block_size)
-    capacity = max(request.sequence.prompt_length + request.scanner.limit for request in requests) + width + 1
+    capacity = (
+        max(request.sequence.prompt_length + request.scanner.limit for request in requests)
+        + width
+        + 1
+    )
     batch = min(max_batch or len(requests), len(requests))
     session = target.open(batch, capacity)
     limits = Limits(width, capacity, target.vocab_size, batch)
@@ -62,11 +72,15 @@ def decode(
             drafts.close()
 
 
-def _decode(session: TargetSession, drafts: Drafts | None, requests: list[Request], batch: int) -> Iterator[Event]:
+def _decode(
+    session: TargetSession, drafts: Drafts | None, requests: list[Request], batch: int
+) -> Iterator[Event]:
     active = list(range(batch))
     waiting = iter(range(batch, len(requests)))
     started = time.perf_counter()
-    logits = session.forward([requests[index].sequence.token_ids for index in active], last_only=True)
+    logits = session.forward(
+        [requests[index].sequence.token_ids for index in active], last_only=True
+    )
     verdicts = _first_verdicts(requests, active, logits)
     if drafts is not None:
         drafts.prefilled(time.perf_counter() - started)
@@ -82,7 +96,9 @@ def _decode(session: TargetSession, drafts: Drafts | None, requests: list[Reques
         if joining:
             session.join(len(joining))
             prompts = [requests[index].sequence.token_ids for index in joining]
-            logits = session.forward([*([] for _ in active), *prompts], last_only=True)[len(active) :]
+            logits = session.forward([*([] for _ in active), *prompts], last_only=True)[
+                len(active) :
+            ]
             active += joining
             yield from _first_tokens(requests, joining, _first_verdicts(requests, joining, logits))
             continue  # one token may have been all
@@ -91,13 +107,20 @@ def _decode(session: TargetSession, drafts: Drafts | None, requests: list[Reques
             yield _event(index, result.scan, result.stats, result.fault)
 
 
-def _first_verdicts(requests: list[Request], indices: list[int], logits: list[Tensor]) -> list[Verdict]:
+def _first_verdicts(
+    requests: list[Request], indices: list[int], logits: list[Tensor]
+) -> list[Verdict]:
     """What the prefill gives."""
     chosen = [requests[index] for index in indices]
-    return [sample_match(row, (), each.sequence, each.eos_token_ids) for row, each in zip(logits, chosen, strict=True)]
+    return [
+        sample_match(row, (), each.sequence, each.eos_token_ids)
+        for row, each in zip(logits, chosen, strict=True)
+    ]
 
 
-def _first_tokens(requests: list[Request], indices: list[int], verdicts: list[Verdict]) -> Iterator[Event]:
+def _first_tokens(
+    requests: list[Request], indices: list[int], verdicts: list[Verdict]
+) -> Iterator[Event]:
     for index, verdict in zip(indices, verdicts, strict=True):
         request = requests[index]
         scan = request.scanner.scan(verdict)

@@ -1,9 +1,10 @@
-"""Which mode the next round goes through, by what rounds have shown so far: arithmetic only, no models and no clock.
+"""Which mode the next round goes through, by what rounds have shown so far: arithmetic only, no
+models and no clock.
 
-Two rules. The mode of least time per token leads, and the others are looked at again, more and more seldom. And a debt is kept: what
-drafted rounds have cost beyond plain ones that bring as many tokens. It may not pass a few plain rounds and a small share of the time, so
-decoding is never much slower than plain, whatever the drafter does.
-"""
+Two rules. The mode of least time per token leads, and the others are looked at again, more and more
+seldom. And a debt is kept: what drafted rounds have cost beyond plain ones that bring as many
+tokens. It may not pass a few plain rounds and a small share of the time, so decoding is never much
+slower than plain, whatever the drafter does."""
 
 from __future__ import annotations
 
@@ -19,32 +20,40 @@ PLAIN_ROUNDS = 4
 """Before anything is compared with plain rounds, there are so many."""
 
 TRIAL_ROUNDS, CHECK_ROUNDS, FEWEST_ROUNDS = 24, 12, 2
-"""Most counted rounds of a mode that was never tried, and of one that is looked at again; and the fewest. In between, a trial ends as
-soon as more of them would hardly change which mode is faster."""
+"""Most counted rounds of a mode that was never tried, and of one that is looked at again; and the
+fewest. In between, a trial ends as soon as more of them would hardly change which mode is
+faster."""
 
 LUCK = 1.5
-"""A mode whose rounds had this much bad luck, in standard errors of their tokens, may still be the fastest, and its trial goes on."""
+"""A mode whose rounds had this much bad luck, in standard errors of their tokens, may still be the
+fastest, and its trial goes on."""
 
 NOT_FOR_LESS = 0.97
-"""Another mode takes the lead where it takes less than this share of the leader's time per token."""
+"""Another mode takes the lead where it takes less than this share of the leader's time per
+token."""
 
 FIRST_CHECK, LAST_INTERVAL = 24, 256
-"""Rounds until the other modes are looked at again; twice as many each time that this changes nothing, up to the second number."""
+"""Rounds until the other modes are looked at again; twice as many each time that this changes
+nothing, up to the second number."""
 
 ALLOWED_ROUNDS, ALLOWED_SHARE = 4.0, 0.03
-"""The debt may come to so many plain rounds, and to this share of the time that rounds have taken."""
+"""The debt may come to so many plain rounds, and to this share of the time that rounds have
+taken."""
 
 FIRST_SHARE = 0.08
-"""Of the time that the prompt and the next LOOK_AHEAD tokens take, if so many may come: what the first look at a mode may cost."""
+"""Of the time that the prompt and the next LOOK_AHEAD tokens take, if so many may come: what the
+first look at a mode may cost."""
 
 CREDIT_ROUNDS = 16.0
-"""What drafting has gained counts against the debt up to so many plain rounds: a drafter that was good may not be bad for long."""
+"""What drafting has gained counts against the debt up to so many plain rounds: a drafter that was
+good may not be bad for long."""
 
 LOOK_AHEAD = 128
 """Tokens over which a mode must earn what it costs to enter it, if so many may still come."""
 
 WINDOW, KEPT = 32, 8
-"""Rounds of a mode that are remembered; and how many of them count where the text may have become easier or harder."""
+"""Rounds of a mode that are remembered; and how many of them count where the text may have become
+easier or harder."""
 
 
 class Round(NamedTuple):
@@ -55,8 +64,8 @@ class Round(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Of a mode's remembered rounds: means, the standard error of their tokens, and the most seconds that a round counts for, since hiccups
-    of the machine meet every mode alike."""
+    """Of a mode's remembered rounds: means, the standard error of their tokens, and the most
+    seconds that a round counts for, since hiccups of the machine meet every mode alike."""
 
     seconds: float
     tokens: float
@@ -92,11 +101,12 @@ class ModeTimes:
             self.shorten(mode, KEPT)
 
     def tpot_s(self, mode: str, luck: float = 0.0) -> float | None:
-        """Seconds per token; None where no round is known. One hiccup of the machine counts for two rounds at most, and no round is taken
-        to be shorter than a plain one, whose pass it holds: where it was, other work has slowed plain rounds down.
+        """Seconds per token; None where no round is known. One hiccup of the machine counts for two
+        rounds at most, and no round is taken to be shorter than a plain one, whose pass it holds:
+        where it was, other work has slowed plain rounds down.
 
-        luck: what it would be if the tokens of these rounds had been so many standard errors fewer than they usually are.
-        """
+        luck: what it would be if the tokens of these rounds had been so many standard errors fewer
+        than they usually are."""
         span, plain = self._span(mode), self._span(PLAIN)
         if span is None:
             return None
@@ -105,8 +115,8 @@ class ModeTimes:
         return max(span.seconds, plain.seconds) / max(1.0, span.tokens + luck * span.error)
 
     def excess_s(self, mode: str, one: Round | None = None) -> float:
-        """What a round of this mode costs beyond plain ones that bring as many tokens: this round, or the mean of those remembered. 0 where
-        nothing is known to compare it with."""
+        """What a round of this mode costs beyond plain ones that bring as many tokens: this round,
+        or the mean of those remembered. 0 where nothing is known to compare it with."""
         plain, span = self.tpot_s(PLAIN), self._span(mode)
         if one is None:
             one = Round(0.0, 0.0) if span is None else Round(span.seconds, span.tokens)
@@ -122,7 +132,9 @@ class ModeTimes:
             tokens = sum(one.tokens for one in rounds) / count
             # one more square, since two equal rounds are no certainty
             error = (sum((one.tokens - tokens) ** 2 for one in rounds) + 1) ** 0.5 / count
-            self._spans[mode] = _Span(sum(min(one.seconds, most) for one in rounds) / count, tokens, error, most)
+            self._spans[mode] = _Span(
+                sum(min(one.seconds, most) for one in rounds) / count, tokens, error, most
+            )
         return self._spans[mode]
 
 
@@ -157,7 +169,8 @@ class _Stay:
 
     @property
     def settles(self) -> bool:
-        """Whether its next round is not one like those that follow: it opens a session, catches up, or has no draft yet."""
+        """Whether its next round is not one like those that follow: it opens a session, catches up,
+        or has no draft yet."""
         return self.num_rounds == 0 and self.mode != PLAIN
 
 
@@ -170,7 +183,8 @@ class Chooser:
     times: ModeTimes = field(default_factory=ModeTimes)
     left_out: dict[str, str] = field(default_factory=dict)
     prefill: Round = field(default_factory=lambda: Round(0.0, 1.0))
-    """Seconds that the target took for the prompts, and their tokens: what a drafter's own cache costs to fill is told by them."""
+    """Seconds that the target took for the prompts, and their tokens: what a drafter's own cache
+    costs to fill is told by them."""
 
     def __post_init__(self) -> None:
         self.times.new_text()
@@ -188,8 +202,8 @@ class Chooser:
         self._faults: list[str] = []
 
     def choose(self, remaining: int, missing: Mapping[str, int]) -> str:
-        """The mode of the next round. remaining: most tokens that may still come; missing: tokens that a mode's drafter would have to
-        catch up with first."""
+        """The mode of the next round. remaining: most tokens that may still come; missing: tokens
+        that a mode's drafter would have to catch up with first."""
         mode = self._wanted(remaining, missing)
         if mode != self._stay.mode:
             self._stay = _Stay(mode)
@@ -197,7 +211,8 @@ class Chooser:
         return mode
 
     def observe(self, seconds: float, tokens: float) -> None:
-        """What the round came to that has been chosen last; a round that was not chosen here is left alone."""
+        """What the round came to that has been chosen last; a round that was not chosen here is
+        left alone."""
         if not self._is_counting:
             return
         self._is_counting = False
@@ -229,8 +244,19 @@ class Chooser:
 
     @property
     def choice(self) -> Choice:
-        tpot = {mode: seconds for mode in (PLAIN, *self.candidates) if (seconds := self.times.tpot_s(mode)) is not None}
-        return Choice(self._leader, self._why(tpot), dict(self._taken), tpot, dict(self.left_out), tuple(self._faults))
+        tpot = {
+            mode: seconds
+            for mode in (PLAIN, *self.candidates)
+            if (seconds := self.times.tpot_s(mode)) is not None
+        }
+        return Choice(
+            self._leader,
+            self._why(tpot),
+            dict(self._taken),
+            tpot,
+            dict(self.left_out),
+            tuple(self._faults),
+        )
 
     # What is wanted
 
@@ -252,15 +278,22 @@ class Chooser:
         return PLAIN
 
     def _due(self, remaining: int, missing: Mapping[str, int]) -> str | None:
-        """A mode that was never tried, or the one that has not been looked at for the longest time where it is time to look."""
+        """A mode that was never tried, or the one that has not been looked at for the longest time
+        where it is time to look."""
         for mode in self.candidates:
             if not self.times.count(mode) and self._is_affordable(mode, remaining, missing):
                 return mode
         if self._num_rounds < self._next_check:
             return None
-        others = [mode for mode in (PLAIN, *self.candidates) if mode != self._leader and self.times.count(mode)]
+        others = [
+            mode
+            for mode in (PLAIN, *self.candidates)
+            if mode != self._leader and self.times.count(mode)
+        ]
         return min(
-            (mode for mode in others if self._is_affordable(mode, remaining, missing)), key=lambda mode: self._seen_at[mode], default=None
+            (mode for mode in others if self._is_affordable(mode, remaining, missing)),
+            key=lambda mode: self._seen_at[mode],
+            default=None,
         )
 
     def _begin_trial(self, mode: str) -> str:
@@ -280,8 +313,14 @@ class Chooser:
         if stay.num_counted >= self._trial_rounds or self._debt_s > self._limit_s:
             return True
         others = {PLAIN, self._leader} - {stay.mode}
-        best = min((seconds for mode in others if (seconds := self.times.tpot_s(mode)) is not None), default=0.0)
-        lucky, unlucky = self.times.tpot_s(stay.mode, luck=LUCK), self.times.tpot_s(stay.mode, luck=-1.0)
+        best = min(
+            (seconds for mode in others if (seconds := self.times.tpot_s(mode)) is not None),
+            default=0.0,
+        )
+        lucky, unlucky = (
+            self.times.tpot_s(stay.mode, luck=LUCK),
+            self.times.tpot_s(stay.mode, luck=-1.0),
+        )
         return lucky is None or unlucky is None or lucky >= best or unlucky < best
 
     def _find_leader(self, remaining: int, missing: Mapping[str, int]) -> None:
@@ -290,9 +329,13 @@ class Chooser:
         for mode in (PLAIN, *self.candidates):
             tpot = self.times.tpot_s(mode)
             if tpot is not None:
-                costs[mode] = tpot * ahead + (0.0 if mode == self._stay.mode else self._entry_s(mode, missing))
+                costs[mode] = tpot * ahead + (
+                    0.0 if mode == self._stay.mode else self._entry_s(mode, missing)
+                )
         best = min(costs, key=costs.__getitem__)
-        if best != self._leader and costs[best] < NOT_FOR_LESS * costs.get(self._leader, float("inf")):
+        if best != self._leader and costs[best] < NOT_FOR_LESS * costs.get(
+            self._leader, float("inf")
+        ):
             self._leader = best
             self._interval = FIRST_CHECK
             self._next_check = self._num_rounds + FIRST_CHECK
@@ -302,15 +345,17 @@ class Chooser:
         return ALLOWED_ROUNDS * (self.times.tpot_s(PLAIN) or 0.0) + ALLOWED_SHARE * self._elapsed_s
 
     def _is_affordable(self, mode: str, remaining: int, missing: Mapping[str, int]) -> bool:
-        """Whether a look at it can't take the debt over its limit, as far as that is known. A mode that was never tried is taken to cost a
-        plain round too many each time; it may have more."""
+        """Whether a look at it can't take the debt over its limit, as far as that is known. A mode
+        that was never tried is taken to cost a plain round too many each time; it may have more."""
         if mode == PLAIN:
             return True
         plain, limit = self.times.tpot_s(PLAIN) or 0.0, self._limit_s
         excess = max(0.0, self.times.excess_s(mode))
         if not self.times.count(mode):
             excess = plain
-            limit = max(limit, FIRST_SHARE * (self.prefill.seconds + plain * min(remaining, LOOK_AHEAD)))
+            limit = max(
+                limit, FIRST_SHARE * (self.prefill.seconds + plain * min(remaining, LOOK_AHEAD))
+            )
         return self._debt_s + (1 + FEWEST_ROUNDS) * excess + self._entry_s(mode, missing) <= limit
 
     def _entry_s(self, mode: str, missing: Mapping[str, int]) -> float:
@@ -327,6 +372,8 @@ class Chooser:
             if self._leader == PLAIN:
                 parts.append("drafting does not pay here")
         if untried := [mode for mode in self.candidates if mode not in tpot]:
-            parts.append(f"{' and '.join(untried)} could not be tried: the answer was too short for it, or its text too long")
+            parts.append(
+                f"{' and '.join(untried)} could not be tried: the answer was too short for it, or its text too long"
+            )
         parts += [f"{mode} left out: {reason}" for mode, reason in self.left_out.items()]
         return "; ".join(parts)

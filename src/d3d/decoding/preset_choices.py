@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from d3d.core.errors import InvalidCheckpoint, InvalidRequest
 from d3d.decoding.modes import MODES, SPARING_OPTIONS, ModeOptions, refuse_foreign
-from d3d.models.preset_file import PresetFile, is_preset_file, read_preset
-from d3d.models.presets import PRESETS
+from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.hub.preset_file import PresetFile, is_preset_file, read_preset
+from d3d.hub.presets import PRESETS
 
 
 def choices_of(target: str) -> PresetFile | None:
-    """None for a target that is no preset file. Raises InvalidCheckpoint for one whose options don't fit each other."""
+    """None for a target that is no preset file. Raises InvalidCheckpoint for one whose options
+    don't fit each other."""
     if target in PRESETS or not is_preset_file(target) or Path(target).expanduser().is_dir():
         return None
     choices = read_preset(target)
@@ -19,7 +20,9 @@ def choices_of(target: str) -> PresetFile | None:
         if choices.mode not in MODES:
             raise InvalidRequest(f"mode: {choices.mode!r} is not one of {', '.join(MODES)}")
         if choices.mode != "auto":  # which looks at the options of every mode
-            refuse_foreign(choices.mode, ModeOptions(*(getattr(choices, name) for name in ModeOptions._fields)))
+            refuse_foreign(
+                choices.mode, ModeOptions(*(getattr(choices, name) for name in ModeOptions._fields))
+            )
     except InvalidRequest as error:
         raise InvalidCheckpoint(f"preset {target}: {error}") from error
     return choices
@@ -32,9 +35,12 @@ def usual_mode(choices: PresetFile | None, *, has_drafter: bool) -> str:
     return "serial" if has_drafter else "plain"
 
 
-def filled_in(choices: PresetFile | None, mode: str, options: ModeOptions, *, has_drafter: bool) -> ModeOptions:
-    """Options of a request in this mode: its own, and what it leaves open as the preset has it, where that is of the same mode. In auto
-    mode also when drafts are spared, as a preset of serial mode has it, where there is a drafter."""
+def filled_in(
+    choices: PresetFile | None, mode: str, options: ModeOptions, *, has_drafter: bool
+) -> ModeOptions:
+    """Options of a request in this mode: its own, and what it leaves open as the preset has it,
+    where that is of the same mode. In auto mode also when drafts are spared, as a preset of serial
+    mode has it, where there is a drafter."""
     if choices is None:
         return options
     names: tuple[str, ...] = ModeOptions._fields if mode == choices.mode else ()

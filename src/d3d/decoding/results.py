@@ -26,7 +26,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds from the request to its first token, mean seconds per further token, and tokens per second in all."""
+    """Seconds from the request to its first token, mean seconds per further token, and tokens per
+    second in all."""
 
     ttft_s: float
     tpot_s: float | None
@@ -49,7 +50,8 @@ class Speculation:
     num_accepted_histogram: tuple[int, ...]
     """Rounds by num_accepted, 0 to draft_length."""
     undrafted_rounds: int
-    """Rounds in which only the anchor was verified: pauses; in fused mode those where slots promised more, or were left out."""
+    """Rounds in which only the anchor was verified: pauses; in fused mode those where slots
+    promised more, or were left out."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
@@ -65,9 +67,10 @@ class Speculation:
     """Whether rounds were to go without a draft where recent ones had not paid."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode, where it says what the budget of rows, or
-        plain rounds, have cost, and where drafting may pause; `lookup_rounds` where drafts may be copied; those of `Overlap` where there
-        are some; `auto`, a `Choice`, in auto mode."""
+        """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode, where it
+        says what the budget of rows, or plain rounds, have cost, and where drafting may pause;
+        `lookup_rounds` where drafts may be copied; those of `Overlap` where there are some; `auto`,
+        a `Choice`, in auto mode."""
         fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
@@ -106,14 +109,15 @@ class GenerationResult:
     quantize: str | None = None
     """What the weights were rounded to; None: nothing."""
     rounds: tuple[RoundStats, ...] = ()
-    """What happened when, round by round; `d3d.decoding.timeline` draws figures and a trace from it."""
+    """What happened when, round by round; `d3d.decoding.timeline` draws figures and a trace from
+    it."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `d3d generate --json` prints, as plain JSON values.
 
-        Always text, token_ids, finish_reason, usage, timing and speculation; besides, where there is something to say, logprobs
-        (where asked for), seed (of a sampled answer), thinking (where set), quantize (of rounded weights) and warnings.
-        """
+        Always text, token_ids, finish_reason, usage, timing and speculation; besides, where there
+        is something to say, logprobs (where asked for), seed (of a sampled answer), thinking (where
+        set), quantize (of rounded weights) and warnings."""
         fields: dict[str, Any] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -124,7 +128,12 @@ class GenerationResult:
         }
         if self.logprobs:
             fields["logprobs"] = [
-                {"token_id": p.token_id, "logprob": p.logprob, "top": [list(pair) for pair in p.top]} for p in self.logprobs
+                {
+                    "token_id": p.token_id,
+                    "logprob": p.logprob,
+                    "top": [list(pair) for pair in p.top],
+                }
+                for p in self.logprobs
             ]
         said = (("seed", self.seed), ("thinking", self.thinking), ("quantize", self.quantize))
         fields |= {name: value for name, value in said if value is not None}
@@ -189,7 +198,11 @@ class Recorder:
             self._rounds.append(event.stats)
         if event.fault is not None:
             self._faults.append(event.fault)
-        result = None if event.finish_reason is None else self._result(event.finish_reason, self._first, now)
+        result = (
+            None
+            if event.finish_reason is None
+            else self._result(event.finish_reason, self._first, now)
+        )
         return StreamChunk(event.text, verdict.token_ids, verdict.num_accepted, result)
 
     def _result(self, reason: FinishReason, first: float, now: float) -> GenerationResult:
@@ -201,7 +214,9 @@ class Recorder:
             finish_reason=reason,
             usage=Usage(self.prompt_tokens, count),
             timing=Timing(first - self._started, tpot, count / (now - self._started)),
-            speculation=None if self.settings.mode == "plain" else speculation(self.settings, self._rounds, self._faults),
+            speculation=None
+            if self.settings.mode == "plain"
+            else speculation(self.settings, self._rounds, self._faults),
             drafted=tuple(self._drafted),
             logprobs=tuple(self._logprobs),
             seed=self.settings.seed,
@@ -211,7 +226,9 @@ class Recorder:
         )
 
 
-def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequence[str] = ()) -> Speculation:
+def speculation(
+    settings: Settings, rounds: Sequence[RoundStats], faults: Sequence[str] = ()
+) -> Speculation:
     """The figures of a generation's rounds; zeros where there was none."""
     count, kept = len(rounds), [stats.num_accepted for stats in rounds]
     choice = None if settings.choice is None else settings.choice()
@@ -222,7 +239,9 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
         rounds=count,
         acceptance_length=sum(stats.num_committed for stats in rounds) / count if count else 0.0,
         acceptance_rate=sum(kept) / drafted if drafted else 0.0,
-        acceptance_at=tuple(sum(k >= j for k in kept) / max(1, count) for j in range(1, settings.draft_length + 1)),
+        acceptance_at=tuple(
+            sum(k >= j for k in kept) / max(1, count) for j in range(1, settings.draft_length + 1)
+        ),
         num_accepted_histogram=tuple(kept.count(k) for k in range(settings.draft_length + 1)),
         undrafted_rounds=sum(stats.draft_length == 0 for stats in rounds),
         lookup_rounds=sum(stats.looked_up for stats in rounds),
@@ -236,12 +255,23 @@ def speculation(settings: Settings, rounds: Sequence[RoundStats], faults: Sequen
     )
 
 
-def _warnings(rounds: Sequence[RoundStats], faults: Sequence[str], choice: Choice | None) -> Iterator[str]:
+def _warnings(
+    rounds: Sequence[RoundStats], faults: Sequence[str], choice: Choice | None
+) -> Iterator[str]:
     for fault in faults:
         yield f"drafting stopped: {fault}; the rest was decoded plainly"
     for fault in () if choice is None else choice.faults:
         yield f"auto mode went on without {fault}"
-    yield from dict.fromkeys(note for stats in rounds if stats.preparation is not None for note in stats.preparation.notes)
+    yield from dict.fromkeys(
+        note
+        for stats in rounds
+        if stats.preparation is not None
+        for note in stats.preparation.notes
+    )
     of_drafter = [stats for stats in rounds if stats.draft_length and not stats.looked_up]
-    if choice is None and len(of_drafter) >= HOPELESS_ROUNDS and not any(stats.num_accepted for stats in of_drafter):
+    if (
+        choice is None
+        and len(of_drafter) >= HOPELESS_ROUNDS
+        and not any(stats.num_accepted for stats in of_drafter)
+    ):
         yield f"not one drafted token was kept in {len(of_drafter)} rounds: this drafter does not fit the target; --mode plain is faster"

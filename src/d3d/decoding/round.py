@@ -1,7 +1,7 @@
 """One round: draft, verify, accept, commit. Start reading here.
 
-Plain decoding is the same round with an empty draft, so every mode's output goes through the same few lines.
-"""
+Plain decoding is the same round with an empty draft, so every mode's output goes through the same
+few lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ class RoundResult(NamedTuple):
     fault: str | None
 
 
-def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[Request], accept: AcceptanceRule) -> list[RoundResult]:
+def run_round(
+    target: TargetSession,
+    drafts: Drafts | None,
+    requests: ListLike[Request],
+    accept: AcceptanceRule,
+) -> list[RoundResult]:
     """Advance every request by one round; none of them may be finished.
 
     Before and after, the target's cache holds each sequence's committed tokens minus the anchor.
@@ -32,10 +37,17 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
     started = time.perf_counter()
     blocks = [NO_DRAFT] * len(requests) if drafts is None else drafts.blocks(requests)
     drafted = time.perf_counter()
-    logits = target.forward([[request.sequence.anchor, *block.token_ids] for request, block in zip(requests, blocks, strict=True)])
+    logits = target.forward(
+        [
+            [request.sequence.anchor, *block.token_ids]
+            for request, block in zip(requests, blocks, strict=True)
+        ]
+    )
     scans = []
     for request, block, rows in zip(requests, blocks, logits, strict=True):
-        scan = request.scanner.scan(accept(rows, block.token_ids, request.sequence, request.eos_token_ids))
+        scan = request.scanner.scan(
+            accept(rows, block.token_ids, request.sequence, request.eos_token_ids)
+        )
         request.sequence.commit(scan.verdict.token_ids)
         request.sequence.finish_reason = scan.finish_reason
         scans.append(scan)
@@ -59,4 +71,7 @@ def run_round(target: TargetSession, drafts: Drafts | None, requests: ListLike[R
     ]
     if drafts is not None:
         drafts.observe(stats)
-    return [RoundResult(scan, one, block.fault) for scan, one, block in zip(scans, stats, blocks, strict=True)]
+    return [
+        RoundResult(scan, one, block.fault)
+        for scan, one, block in zip(scans, stats, blocks, strict=True)
+    ]

@@ -1,12 +1,13 @@
-"""Where an answer ends. Tokens are taken one by one, so a block ends exactly where plain decoding would."""
+"""Where an answer ends. Tokens are taken one by one, so a block ends exactly where plain decoding
+would."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from d3d.core.errors import InvalidRequest
 from d3d.core.types import FinishReason, SamplingParams, Verdict
 from d3d.decoding.detokenize import Detokenizer, StopStringFilter
+from d3d.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,8 @@ class Scan(NamedTuple):
     """What a verdict has come to."""
 
     verdict: Verdict
-    """Cut behind the token that ended the answer; `bonus_token` is None where that was an accepted one."""
+    """Cut behind the token that ended the answer; `bonus_token` is None where that was an accepted
+    one."""
     finish_reason: FinishReason | None
     text: str
     """What may be shown now; all texts of a request, joined, are its answer."""
@@ -25,11 +27,11 @@ class Scan(NamedTuple):
 class StopScanner:
     """Cuts the verdicts of one request and turns them into text.
 
-    An answer ends with an EOS (unless `ignore_eos`), a token of `stop_token_ids`, the token that completes a stop string
-    (heeded only once the answer has `min_tokens` tokens), `max_tokens`, or when prompt and answer fill `max_length`; if two fall
-    on one token, "stop" wins over "length". The ids hold the last token; the text does not hold an EOS, a stop token, a stop
-    string, or what follows it.
-    """
+    An answer ends with an EOS (unless `ignore_eos`), a token of `stop_token_ids`, the token that
+    completes a stop string (heeded only once the answer has `min_tokens` tokens), `max_tokens`, or
+    when prompt and answer fill `max_length`; if two fall on one token, "stop" wins over "length".
+    The ids hold the last token; the text does not hold an EOS, a stop token, a stop string, or what
+    follows it."""
 
     def __init__(
         self,
@@ -40,16 +42,20 @@ class StopScanner:
         eos_token_ids: frozenset[int],
         tokenizer: PreTrainedTokenizerFast | None = None,
     ) -> None:
-        """Without a tokenizer there is no text. Raises InvalidRequest for a prompt that leaves no room, and for stop strings that
-        would need a tokenizer."""
+        """Without a tokenizer there is no text. Raises InvalidRequest for a prompt that leaves no
+        room, and for stop strings that would need a tokenizer."""
         if prompt_length >= max_length:
-            raise InvalidRequest(f"prompt: {prompt_length} tokens leave no room for an answer in a context of {max_length}; shorten it")
+            raise InvalidRequest(
+                f"prompt: {prompt_length} tokens leave no room for an answer in a context of {max_length}; shorten it"
+            )
         if params.stop and tokenizer is None:
             raise InvalidRequest("stop: stop strings need a tokenizer; use stop_token_ids instead")
         self.limit = min(params.max_tokens, max_length - prompt_length)
         """Most tokens that the answer can have."""
         self._min_tokens = params.min_tokens
-        self._end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        self._end_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else eos_token_ids
+        )
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._filter = StopStringFilter(params.stop)
         self._num_tokens = 0
@@ -74,7 +80,11 @@ class StopScanner:
             texts.append(self._rest())
             return "stop"
         if self._detokenizer is not None:
-            texts.append(self._filter.push(self._detokenizer.push(token_id), honour=self._num_tokens >= self._min_tokens))
+            texts.append(
+                self._filter.push(
+                    self._detokenizer.push(token_id), honour=self._num_tokens >= self._min_tokens
+                )
+            )
             if self._filter.stopped:
                 return "stop"
         if self._num_tokens >= self.limit:

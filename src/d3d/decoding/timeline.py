@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from d3d.core.pass_clock import Span as Span
 from d3d.core.types import RoundStats
+from d3d.engine.clock import Span as Span
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,42 @@ class Overlap:
     """Time in which drafter and target both ran / the smaller of their two sums."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
 
 
 def overlap(rounds: Sequence[RoundStats], draft_length: int) -> Overlap:
     """The figures of one request's rounds, in their order."""
-    asked = [(before, stats) for before, stats in zip([None, *rounds], rounds, strict=False) if stats.preparation is not None]
+    asked = [
+        (before, stats)
+        for before, stats in zip([None, *rounds], rounds, strict=False)
+        if stats.preparation is not None
+    ]
     wanting = [(before, stats) for before, stats in asked[1:] if before is not None]
-    hits = [stats for _, stats in asked if stats.preparation is not None and stats.preparation.readiness == "hit"]
-    reached = [[_is_hit(stats) for before, stats in wanting if before.num_accepted == kept] for kept in range(draft_length + 1)]
+    hits = [
+        stats
+        for _, stats in asked
+        if stats.preparation is not None and stats.preparation.readiness == "hit"
+    ]
+    reached = [
+        [_is_hit(stats) for before, stats in wanting if before.num_accepted == kept]
+        for kept in range(draft_length + 1)
+    ]
     causes = Counter(stats.preparation.cause for _, stats in asked if stats.preparation is not None)
     passes, verifications = drafter_passes(rounds), [verification(stats) for stats in rounds]
     less = min(_length(passes), _length(verifications))
     return Overlap(
         hit_rate=_share([_is_hit(stats) for _, stats in wanting]),
         hit_rate_at=tuple(map(_share, reached)),
-        late=sum(stats.preparation is not None and stats.preparation.readiness == "late" for _, stats in asked),
-        fallbacks={cause: count for cause, count in sorted(causes.items(), key=str) if cause is not None},
+        late=sum(
+            stats.preparation is not None and stats.preparation.readiness == "late"
+            for _, stats in asked
+        ),
+        fallbacks={
+            cause: count for cause, count in sorted(causes.items(), key=str) if cause is not None
+        },
         t_draft_s=median(end - start for start, end in passes) if passes else None,
         t_verify_s=median(_t_verify(stats) for stats in rounds) if rounds else None,
         t_switch_s=median(stats.t_draft for stats in hits) if hits else None,
@@ -63,7 +82,12 @@ def overlap(rounds: Sequence[RoundStats], draft_length: int) -> Overlap:
 
 def drafter_passes(rounds: Sequence[RoundStats]) -> list[Span]:
     """The worker's, in their order."""
-    return sorted(span for stats in rounds if stats.preparation is not None for span in stats.preparation.passes)
+    return sorted(
+        span
+        for stats in rounds
+        if stats.preparation is not None
+        for span in stats.preparation.passes
+    )
 
 
 def verification(stats: RoundStats) -> Span:
@@ -78,17 +102,24 @@ def common_time(first: Sequence[Span], second: Sequence[Span]) -> float:
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
 
 
-def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Events for Perfetto or chrome://tracing: what target and drafter did, from the first round on. about: facts of the run, for whoever
-    reads the file."""
+def chrome_trace(
+    rounds: Sequence[RoundStats], about: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Events for Perfetto or chrome://tracing: what target and drafter did, from the first round
+    on. about: facts of the run, for whoever reads the file."""
     passes = drafter_passes(rounds)
-    origin = min([*(stats.started for stats in rounds), *(start for start, _ in passes)], default=0.0)
+    origin = min(
+        [*(stats.started for stats in rounds), *(start for start, _ in passes)], default=0.0
+    )
     events: list[dict[str, Any]] = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in ((1, "target"), (2, "drafter"))
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}}
+        for tid, name in ((1, "target"), (2, "drafter"))
     ]
     for number, stats in enumerate(rounds):
         args: dict[str, Any] = {"round": number}
-        args |= {name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")}
+        args |= {
+            name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")
+        }
         if stats.looked_up:
             args["looked_up"] = True
         if stats.num_slots:
@@ -98,7 +129,9 @@ def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = No
             if stats.preparation.fitted is not None:
                 args["fitted"] = stats.preparation.fitted
         waiting = "switch" if args.get("readiness") == "hit" else "draft"
-        events.append(_event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, args))
+        events.append(
+            _event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, args)
+        )
         events.append(_event("verify", 1, verification(stats), origin, args))
     events += [_event("prepare", 2, span, origin, {}) for span in passes]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about or {}}
@@ -107,7 +140,15 @@ def chrome_trace(rounds: Sequence[RoundStats], about: dict[str, Any] | None = No
 def _event(name: str, tid: int, span: Span, origin: float, about: dict[str, Any]) -> dict[str, Any]:
     """A complete event; its times are in microseconds."""
     start, end = span
-    return {"name": name, "ph": "X", "pid": 1, "tid": tid, "ts": 1e6 * (start - origin), "dur": 1e6 * (end - start), "args": about}
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": 1,
+        "tid": tid,
+        "ts": 1e6 * (start - origin),
+        "dur": 1e6 * (end - start),
+        "args": about,
+    }
 
 
 def _t_verify(stats: RoundStats) -> float:

@@ -1,4 +1,5 @@
-"""Reads back what `chrome_trace` wrote: the rounds of one request, their times counted from the first of them."""
+"""Reads back what `chrome_trace` wrote: the rounds of one request, their times counted from the
+first of them."""
 
 from __future__ import annotations
 
@@ -7,22 +8,25 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn, cast, get_args
 
-from d3d.core.errors import InvalidRequest
 from d3d.core.types import Preparation, Readiness, RoundStats
+from d3d.errors import InvalidRequest
 
 WAITING = ("draft", "switch")
 NAMES = (*WAITING, "verify", "prepare")
 
 
 def read_trace(path: Path) -> list[RoundStats]:
-    """The rounds in their order. A drafter's passes all stand in the first round that has a preparation: a trace does not say in which
-    round they were heard of. Raises InvalidRequest for a file that is missing, damaged, or no trace of d3d."""
+    """The rounds in their order. A drafter's passes all stand in the first round that has a
+    preparation: a trace does not say in which round they were heard of. Raises InvalidRequest for a
+    file that is missing, damaged, or no trace of d3d."""
     try:
         trace = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequest(f"{path} can't be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is no JSON file, or a damaged one ({error}); write it again with `d3d generate --trace`") from error
+        raise InvalidRequest(
+            f"{path} is no JSON file, or a damaged one ({error}); write it again with `d3d generate --trace`"
+        ) from error
     return _Reader(path).rounds(trace)
 
 
@@ -43,18 +47,27 @@ class _Reader:
             if event["ph"] == "X":
                 self._check(event)
                 by_name[event["name"]].append(event)
-        waits, checks = self._by_round([*by_name["draft"], *by_name["switch"]]), self._by_round(by_name["verify"])
+        waits, checks = (
+            self._by_round([*by_name["draft"], *by_name["switch"]]),
+            self._by_round(by_name["verify"]),
+        )
         if not checks and not waits:
-            raise InvalidRequest(f"{self._path} holds no round: an answer of one token, or no trace of d3d; take a longer answer")
+            raise InvalidRequest(
+                f"{self._path} holds no round: an answer of one token, or no trace of d3d; take a longer answer"
+            )
         if sorted(checks) != list(range(len(checks))) or waits.keys() != checks.keys():
             self._refuse("its rounds are not complete")
         rounds = [self._round(waits[number], checks[number]) for number in range(len(checks))]
         passes = tuple(sorted(self._span(event) for event in by_name["prepare"]))
-        prepared = next((number for number, stats in enumerate(rounds) if stats.preparation is not None), None)
+        prepared = next(
+            (number for number, stats in enumerate(rounds) if stats.preparation is not None), None
+        )
         if passes and prepared is None:
             self._refuse("it has passes of a drafter, and no round that wanted one")
         if prepared is not None and (preparation := rounds[prepared].preparation) is not None:
-            rounds[prepared] = rounds[prepared]._replace(preparation=preparation._replace(passes=passes))
+            rounds[prepared] = rounds[prepared]._replace(
+                preparation=preparation._replace(passes=passes)
+            )
         return rounds
 
     def _check(self, event: dict[str, Any]) -> None:
@@ -62,7 +75,12 @@ class _Reader:
             self._refuse(f"d3d writes no event {str(event.get('name'))[:40]!r}")
         for field in ("ts", "dur"):
             value = event.get(field)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+                or value < 0
+            ):
                 self._refuse(f"an event `{event['name']}` has no `{field}` in microseconds")
 
     def _by_round(self, events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -83,14 +101,20 @@ class _Reader:
             cause = check["args"].get("cause")
             told = check["args"].get("fitted")
             fitted = told if isinstance(told, bool) else None
-            preparation = Preparation(cast("Readiness", readiness), None if cause is None else str(cause), fitted=fitted)
-        counts = [self._count(check, name) for name in ("draft_length", "num_accepted", "num_committed")]
+            preparation = Preparation(
+                cast("Readiness", readiness), None if cause is None else str(cause), fitted=fitted
+            )
+        counts = [
+            self._count(check, name) for name in ("draft_length", "num_accepted", "num_committed")
+        ]
         looked_up = check["args"].get("looked_up") is True
         if counts[1] > counts[0]:
             self._refuse("a round accepted more than was drafted")
         num_slots = self._count(check, "num_slots") if "num_slots" in check["args"] else 0
         times = waited - started, check["dur"] / 1e6, started
-        return RoundStats(counts[0], counts[1], counts[2], *times, preparation, None, looked_up, num_slots)
+        return RoundStats(
+            counts[0], counts[1], counts[2], *times, preparation, None, looked_up, num_slots
+        )
 
     def _count(self, event: dict[str, Any], name: str) -> int:
         value = event["args"].get(name)
@@ -103,4 +127,6 @@ class _Reader:
         return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
     def _refuse(self, why: str) -> NoReturn:
-        raise InvalidRequest(f"{self._path} is no trace that d3d wrote, or a damaged one: {why}; `d3d generate --trace` writes one")
+        raise InvalidRequest(
+            f"{self._path} is no trace that d3d wrote, or a damaged one: {why}; `d3d generate --trace` writes one"
+        )

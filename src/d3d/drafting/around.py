@@ -1,5 +1,5 @@
-"""What a drafter that stands around another one has in common with others of its kind: it passes on what it does not change, and keeps
-something of its own for each sequence."""
+"""What a drafter that stands around another one has in common with others of its kind: it passes on
+what it does not change, and keeps something of its own for each sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The D3D drafter behind the Drafter protocol: catch up with the committed tokens and draft, in one pass."""
+"""The D3D drafter behind the Drafter protocol: catch up with the committed tokens and draft, in one
+pass."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.confidence import confident_prefix
 from d3d.drafting.layout import MASKED, DraftLayout, draft_layout
-from d3d.engines.native import NativeSession
-from d3d.models.choice import Chosen
-from d3d.models.drafter import SEEN_TOKENS, DrafterModel
-from d3d.models.from_target import clean_rows_are_of
-from d3d.models.kv_cache import KVCache
+from d3d.model.choice import Chosen
+from d3d.model.drafter import SEEN_TOKENS, DrafterModel
+from d3d.model.from_target import clean_rows_are_of
+from d3d.model.kv_cache import KVCache
+from d3d.target.native import NativeSession
 
 NOT_FINITE = "the drafter's logits are not finite"
 
@@ -52,7 +53,8 @@ class BlockDrafter:
 
 
 class BlockDraftSession:
-    """Between passes the cache holds a clean prefix of every sequence's committed tokens, never a slot."""
+    """Between passes the cache holds a clean prefix of every sequence's committed tokens, never a
+    slot."""
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache) -> None:
         self._drafter = drafter
@@ -78,39 +80,66 @@ class BlockDraftSession:
         """A block of at most `lengths[i]` tokens to follow the token ids `texts[i]`."""
         decoder = self._model.transformer.config
         limit = decoder.max_length
-        wanted = [max(0, min(n, self._drafter.block_size, limit - len(text))) for text, n in zip(texts, lengths, strict=True)]
+        wanted = [
+            max(0, min(n, self._drafter.block_size, limit - len(text)))
+            for text, n in zip(texts, lengths, strict=True)
+        ]
         if max(wanted) < 1:
             return [DraftBlock() for _ in texts]
         # a text that the drafter's context can't hold goes along up to there, and gets no draft
         known = [text if len(text) <= limit else text[:limit] for text in texts]
-        unknown = [max(ids[done:], default=0) >= decoder.vocab_size for ids, done in zip(known, self._cache.lengths, strict=True)]
+        unknown = [
+            max(ids[done:], default=0) >= decoder.vocab_size
+            for ids, done in zip(known, self._cache.lengths, strict=True)
+        ]
         if any(unknown):
-            known = [_readable(ids, decoder.vocab_size) if odd else ids for ids, odd in zip(known, unknown, strict=True)]
+            known = [
+                _readable(ids, decoder.vocab_size) if odd else ids
+                for ids, odd in zip(known, unknown, strict=True)
+            ]
         self._catch_up(known)
         blocks = torch.full((len(texts), max(wanted)), MASKED)
-        last = torch.tensor([last_tokens(ids) for ids in known], device=self._model.transformer.device)
+        last = torch.tensor(
+            [last_tokens(ids) for ids in known], device=self._model.transformer.device
+        )
         finite = torch.ones(len(texts), dtype=torch.bool)
         chances = None if self._drafter.draft_confidence is None else torch.zeros(blocks.shape)
         steps = self._drafter.num_denoise_steps
         for step in range(steps):
-            self._cache.crop([len(ids) - 1 for ids in known])  # the anchor's row is computed with every draft
+            self._cache.crop(
+                [len(ids) - 1 for ids in known]
+            )  # the anchor's row is computed with every draft
             layout = draft_layout(self._model.config, self._cache.lengths, known, blocks)
-            chosen = self._choose(layout, last, None if step == 0 else blocks, logprobs=steps > 1 or chances is not None)
+            chosen = self._choose(
+                layout,
+                last,
+                None if step == 0 else blocks,
+                logprobs=steps > 1 or chances is not None,
+            )
             finite &= torch.isfinite(chosen.best).all(-1).cpu()
             before, blocks = blocks, reveal(blocks, chosen, remaining_steps=steps - step)
             if chances is not None and chosen.logprobs is not None:
                 chances = torch.where(before == blocks, chances, chosen.logprobs.exp().cpu())
         drafted = zip(blocks.tolist(), wanted, finite.tolist(), unknown, strict=True)
-        made = [_block(block[:length], is_finite, odd, decoder.vocab_size) for block, length, is_finite, odd in drafted]
+        made = [
+            _block(block[:length], is_finite, odd, decoder.vocab_size)
+            for block, length, is_finite, odd in drafted
+        ]
         if chances is None:
             return made
-        return [block._replace(confidences=tuple(row[: len(block.token_ids)])) for block, row in zip(made, chances.tolist(), strict=True)]
+        return [
+            block._replace(confidences=tuple(row[: len(block.token_ids)]))
+            for block, row in zip(made, chances.tolist(), strict=True)
+        ]
 
     def _catch_up(self, known: list[list[int]]) -> None:
-        """Leave to the pass that drafts what a round can have added. Whoever lacks more than others do, having joined them later, catches
-        up alone: in a pass of all it would make them padding."""
+        """Leave to the pass that drafts what a round can have added. Whoever lacks more than others
+        do, having joined them later, catches up alone: in a pass of all it would make them
+        padding."""
         missing = [len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True)]
-        far_behind = [row for row, count in enumerate(missing) if count > self._drafter.block_size + 1]
+        far_behind = [
+            row for row, count in enumerate(missing) if count > self._drafter.block_size + 1
+        ]
         if far_behind and (len(far_behind) < len(known) or any(self._cache.lengths)):
             for row in far_behind:
                 with self._cache.only(row, row + 1):
@@ -120,22 +149,42 @@ class BlockDraftSession:
     def _run_clean(self, known: list[list[int]], left: int) -> None:
         """Until nobody lacks more than `left` tokens."""
         no_blocks = torch.empty((len(known), 0), dtype=torch.long)
-        while max(len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True)) > left:
-            part = [ids[: done + CATCH_UP_ROWS] for ids, done in zip(known, self._cache.lengths, strict=True)]
+        while (
+            max(len(ids) - done for ids, done in zip(known, self._cache.lengths, strict=True))
+            > left
+        ):
+            part = [
+                ids[: done + CATCH_UP_ROWS]
+                for ids, done in zip(known, self._cache.lengths, strict=True)
+            ]
             self._hidden(draft_layout(self._model.config, self._cache.lengths, part, no_blocks))
 
-    def _choose(self, layout: DraftLayout, last: Tensor, blocks: Tensor | None, *, logprobs: bool) -> Chosen:
+    def _choose(
+        self, layout: DraftLayout, last: Tensor, blocks: Tensor | None, *, logprobs: bool
+    ) -> Chosen:
         """Run the pass, and choose a token in every place of the blocks."""
         hidden = self._hidden(layout)
         device = hidden.device
-        states = hidden.gather(1, layout.predicting.to(device)[..., None].expand(-1, -1, hidden.shape[-1]))
+        states = hidden.gather(
+            1, layout.predicting.to(device)[..., None].expand(-1, -1, hidden.shape[-1])
+        )
         blocks = None if blocks is None else blocks.to(device)
         logits, token_ids = self._model.few_logits(states, self._drafter.target_vocab_size)
         own_rows = self._model.config.own_rows
-        return self._model.choose(states, logits, last, own_rows=own_rows, token_ids=token_ids, blocks=blocks, logprobs=logprobs)
+        return self._model.choose(
+            states,
+            logits,
+            last,
+            own_rows=own_rows,
+            token_ids=token_ids,
+            blocks=blocks,
+            logprobs=logprobs,
+        )
 
     def _hidden(self, layout: DraftLayout) -> Tensor:
-        hidden = self._model.hidden(layout.token_ids, layout.positions, layout.mask, self._cache, layout.num_slots)
+        hidden = self._model.hidden(
+            layout.token_ids, layout.positions, layout.mask, self._cache, layout.num_slots
+        )
         self._cache.advance(layout.num_clean)
         return hidden
 
@@ -150,7 +199,8 @@ class BesideTargetSession:
         self._sequence_ids = list(cache.sequence_ids)
 
     def keep(self, rows: list[int]) -> None:
-        """The target compacts the cache itself, maybe less: what does not draft any more may go on there."""
+        """The target compacts the cache itself, maybe less: what does not draft any more may go on
+        there."""
         self._sequence_ids = [self._sequence_ids[row] for row in rows]
 
     def join(self, count: int) -> None:
@@ -160,7 +210,10 @@ class BesideTargetSession:
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
         before = list(self._cache.lengths)
         rows = [self._cache.sequence_ids.index(sequence_id) for sequence_id in self._sequence_ids]
-        texts, wanted = [[0] * (length + 1) for length in before], [0] * len(before)  # any text for those that do not draft
+        texts, wanted = (
+            [[0] * (length + 1) for length in before],
+            [0] * len(before),
+        )  # any text for those that do not draft
         for row, sequence, length in zip(rows, sequences, lengths, strict=True):
             texts[row], wanted[row] = sequence.token_ids, length
         try:
@@ -171,13 +224,21 @@ class BesideTargetSession:
             if block.fault is not None:
                 self._cache.clear_behind(row)
         config, least = self._drafter.model.config, self._drafter.draft_confidence
-        own_rows = config.own_rows if config.draft_vocabulary is None else 0  # what the target chooses may be no token that can be drafted
-        sure = [own_rows if sequence.params.greedy else 0 for sequence in sequences]  # the target's own rows choose greedily, too
-        return [confident_prefix(blocks[row], least, num_sure=count) for row, count in zip(rows, sure, strict=True)]
+        own_rows = (
+            config.own_rows if config.draft_vocabulary is None else 0
+        )  # what the target chooses may be no token that can be drafted
+        sure = [
+            own_rows if sequence.params.greedy else 0 for sequence in sequences
+        ]  # the target's own rows choose greedily, too
+        return [
+            confident_prefix(blocks[row], least, num_sure=count)
+            for row, count in zip(rows, sure, strict=True)
+        ]
 
 
 def last_tokens(ids: list[int]) -> list[int]:
-    """The last SEEN_TOKENS of a text, the very last first; the first one again where it has fewer."""
+    """The last SEEN_TOKENS of a text, the very last first; the first one again where it has
+    fewer."""
     return [ids[max(0, len(ids) - 1 - back)] for back in range(SEEN_TOKENS)]
 
 
@@ -188,7 +249,9 @@ def _readable(ids: list[int], vocab_size: int) -> list[int]:
 
 def unknown_id(vocab_size: int) -> DraftBlock:
     """What becomes of a text that the drafter can't read."""
-    return DraftBlock(fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})")
+    return DraftBlock(
+        fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})"
+    )
 
 
 def _block(token_ids: list[int], is_finite: bool, odd: bool, vocab_size: int) -> DraftBlock:
@@ -200,9 +263,8 @@ def _block(token_ids: list[int], is_finite: bool, odd: bool, vocab_size: int) ->
 def reveal(blocks: Tensor, chosen: Chosen, *, remaining_steps: int) -> Tensor:
     """Fill the most confident masked places: all of them in the last step, an even share before.
 
-    blocks int64 [batch, draft_length], MASKED where open; chosen: for every place, with `logprobs` before the last step. Returns new
-    blocks.
-    """
+    blocks int64 [batch, draft_length], MASKED where open; chosen: for every place, with `logprobs`
+    before the last step. Returns new blocks."""
     open_places = blocks == MASKED
     filled = torch.where(open_places, chosen.token_ids.to(blocks.device), blocks)
     if remaining_steps == 1:

@@ -1,8 +1,9 @@
-"""Fused mode: one pass verifies a draft and makes the next, where the drafter is the target with deltas at slots.
+"""Fused mode: one pass verifies a draft and makes the next, where the drafter is the target with
+deltas at slots.
 
-Clean rows of the pass are the target's own, so what they say is the verdict. Behind each of them hang slots, so that the next draft is
-there whatever number of tokens is kept. They never saw the bonus token; they predict what follows it.
-"""
+Clean rows of the pass are the target's own, so what they say is the verdict. Behind each of them
+hang slots, so that the next draft is there whatever number of tokens is kept. They never saw the
+bonus token; they predict what follows it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from d3d.core.errors import InvalidRequest
 from d3d.core.protocols import DraftSession, TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
@@ -21,25 +21,29 @@ from d3d.drafting.block_drafter import NOT_FINITE, last_tokens
 from d3d.drafting.fused_layout import fused_layout
 from d3d.drafting.fused_offers import LookedUp, Offer
 from d3d.drafting.fused_plan import FusedPlan, Survival, plan_rows
-from d3d.engines.native import NativeEngine, NativeSession
-from d3d.models.drafter import DrafterConfig, DrafterModel
-from d3d.models.from_target import clean_rows_are_of
-from d3d.models.transformer import Transformer
+from d3d.errors import InvalidRequest
+from d3d.model.drafter import DrafterConfig, DrafterModel
+from d3d.model.from_target import clean_rows_are_of
+from d3d.model.transformer import Transformer
+from d3d.target.native import NativeEngine, NativeSession
 
 NO_SLOTS = FusedPlan(0, ())
 
 CPU_ROW_PRICE = 0.05
-"""Tokens that the time of one more row of a pass is worth on a CPU: a row takes 0.03 to 0.05 plain steps (docs/log.md)."""
+"""Tokens that the time of one more row of a pass is worth on a CPU: a row takes 0.03 to 0.05 plain
+steps (docs/log.md)."""
 
 LONGEST_COPY = 8
 """Most tokens of a draft that the text brings or goes on with."""
 
 FREE_ROUNDS = 16
-"""In one round of so many rows cost nothing: what has never been kept would else never be drafted again, and might be kept by now."""
+"""In one round of so many rows cost nothing: what has never been kept would else never be drafted
+again, and might be kept by now."""
 
 
 def longest_fused_draft(longest_group: int, lookup: int) -> int:
-    """Most tokens a draft may have: what a group of slots can draft (a block's first is the target's own here), or copies come to."""
+    """Most tokens a draft may have: what a group of slots can draft (a block's first is the
+    target's own here), or copies come to."""
     return max(longest_group, LONGEST_COPY if lookup else 0)
 
 
@@ -50,7 +54,8 @@ def row_price(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class FusedEngine:
-    """The target's engine and its drafter in one. The loop takes it as the target, with its `drafter`."""
+    """The target's engine and its drafter in one. The loop takes it as the target, with its
+    `drafter`."""
 
     engine: NativeEngine
     model: DrafterModel
@@ -59,7 +64,8 @@ class FusedEngine:
     rows: int
     """Most rows of a pass for each sequence, the anchor's included; a batch adds padding."""
     lookup: int = 0
-    """Where the text's last tokens, this many or more, stand earlier in it, what followed them there is a draft as well; 0: never."""
+    """Where the text's last tokens, this many or more, stand earlier in it, what followed them
+    there is a draft as well; 0: never."""
     row_price: float = 0.0
     """Tokens that a row must promise to be computed."""
 
@@ -90,7 +96,8 @@ class FusedEngine:
         return min(self.draft_length, self.model.config.longest_slot_draft)
 
     def open(self, num_sequences: int, capacity: int) -> FusedSession:
-        # a batch is padded to its most clean rows and its most slots; no plan has more than a full group behind every row
+        # a batch is padded to its most clean rows and its most slots; no plan has more than a full
+        # group behind every row
         rows = min(self.rows, (self.draft_length + 1) ** 2)
         return FusedSession(self.model, self.engine.open(num_sequences, capacity + 2 * rows))
 
@@ -106,14 +113,17 @@ class FusedDrafter:
         return self.engine.longest_draft
 
     def open(self, num_sequences: int, capacity: int) -> DraftSession:  # noqa: ARG002 - the protocol's
-        raise ValueError("a fused drafter drafts in the target's own passes: the loop's target must be its FusedEngine")
+        raise ValueError(
+            "a fused drafter drafts in the target's own passes: the loop's target must be its FusedEngine"
+        )
 
     def open_beside(self, target: TargetSession) -> DraftSession | None:
         return FusedDrafts(self.engine, target) if isinstance(target, FusedSession) else None
 
 
 def check_fused(model: DrafterModel, base: Transformer) -> None:
-    """Raises InvalidRequest where the drafter's clean rows are not those of `base`, or its slots predict what the target chooses."""
+    """Raises InvalidRequest where the drafter's clean rows are not those of `base`, or its slots
+    predict what the target chooses."""
     check_fused_config(model.config, clean_rows_are_targets=clean_rows_are_of(model, base))
 
 
@@ -154,7 +164,8 @@ class FusedSession:
         self.plans: dict[int, FusedPlan] = {}
         """What the next pass is to hold, by sequence id."""
         self.groups: dict[int, list[Group]] = {}
-        """What the last pass has drafted, by sequence id: behind its first row, its second, and so on."""
+        """What the last pass has drafted, by sequence id: behind its first row, its second, and so
+        on."""
         self.faulty: set[int] = set()
         """Ids of sequences whose slots have spoiled a pass."""
 
@@ -185,7 +196,9 @@ class FusedSession:
         if last_only:  # prompts; the drafts of those that are on their way stay
             return self._session.forward(token_ids, last_only=True)
         plans, self.plans, self.groups = self.plans, {}, {}
-        rows = zip(self.sequence_ids, token_ids, strict=True)  # fewer than planned where a draft was dropped on its way
+        rows = zip(
+            self.sequence_ids, token_ids, strict=True
+        )  # fewer than planned where a draft was dropped on its way
         planned = [plans.get(sequence_id, NO_SLOTS).groups[: len(ids)] for sequence_id, ids in rows]
         if not any(map(sum, planned)):
             return self._session.forward(token_ids)
@@ -194,8 +207,13 @@ class FusedSession:
         finite = torch.isfinite(torch.stack([rows.amax() for rows in logits])).tolist()
         if all(finite):
             return logits
-        # hidden slots that are not finite still reach clean rows: 0 * inf. The target's answer is computed without them.
-        self.faulty.update(sequence_id for sequence_id, is_finite in zip(self.sequence_ids, finite, strict=True) if not is_finite)
+        # hidden slots that are not finite still reach clean rows: 0 * inf. The target's answer is
+        # computed without them.
+        self.faulty.update(
+            sequence_id
+            for sequence_id, is_finite in zip(self.sequence_ids, finite, strict=True)
+            if not is_finite
+        )
         self.groups = {}
         self._session.crop(before)
         for row in range(len(before)):
@@ -205,7 +223,9 @@ class FusedSession:
     def _pass(self, token_ids: list[list[int]], sizes: list[tuple[int, ...]]) -> list[Tensor]:
         cache, decoder = self._session.cache, self._model.transformer
         layout = fused_layout(self._model.config, cache.lengths, token_ids, sizes)
-        hidden = self._model.hidden(layout.token_ids, layout.positions, layout.mask, cache, layout.num_slots)
+        hidden = self._model.hidden(
+            layout.token_ids, layout.positions, layout.mask, cache, layout.num_slots
+        )
         cache.advance([len(ids) for ids in token_ids])
         slots = hidden[:, layout.width :]
         logits, slot_logits = decoder.logits(hidden).split((layout.width, layout.num_slots), dim=1)
@@ -232,7 +252,8 @@ class LastPass(NamedTuple):
 
 
 class FusedDrafts:
-    """The drafting side of a fused session: picks the group that the verdict calls for, and plans the next pass."""
+    """The drafting side of a fused session: picks the group that the verdict calls for, and plans
+    the next pass."""
 
     def __init__(self, engine: FusedEngine, session: FusedSession) -> None:
         self._engine = engine
@@ -247,16 +268,30 @@ class FusedDrafts:
 
     def keep(self, rows: list[int]) -> None:
         self._sequence_ids = [self._sequence_ids[row] for row in rows]
-        self._survival = {sequence_id: self._survival[sequence_id] for sequence_id in self._sequence_ids}
-        self._looked_up = {sequence_id: self._looked_up[sequence_id] for sequence_id in self._sequence_ids if self._engine.lookup}
-        self._last = {sequence_id: self._last[sequence_id] for sequence_id in self._sequence_ids if sequence_id in self._last}
+        self._survival = {
+            sequence_id: self._survival[sequence_id] for sequence_id in self._sequence_ids
+        }
+        self._looked_up = {
+            sequence_id: self._looked_up[sequence_id]
+            for sequence_id in self._sequence_ids
+            if self._engine.lookup
+        }
+        self._last = {
+            sequence_id: self._last[sequence_id]
+            for sequence_id in self._sequence_ids
+            if sequence_id in self._last
+        }
 
     def join(self, count: int) -> None:
         joined = self._session.sequence_ids[len(self._session.sequence_ids) - count :]
         self._sequence_ids += joined
         length, shortest = self._engine.draft_length, self._engine.lookup
-        self._survival |= {sequence_id: Survival(self._engine.longest_group) for sequence_id in joined}
-        self._looked_up |= {sequence_id: LookedUp(shortest, length) for sequence_id in joined if shortest}
+        self._survival |= {
+            sequence_id: Survival(self._engine.longest_group) for sequence_id in joined
+        }
+        self._looked_up |= {
+            sequence_id: LookedUp(shortest, length) for sequence_id in joined if shortest
+        }
 
     @torch.inference_mode()
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
@@ -277,13 +312,23 @@ class FusedDrafts:
             offers = past.gone_on(sequence.token_ids, offer), past.offer(sequence.token_ids)
             offer = max(offers, key=lambda each: each.promise(most))
         room = self._engine.max_length - len(sequence)
-        remaining = min(length, room) if length < self._engine.draft_length else room  # a draft cut short says where the answer must end
+        remaining = (
+            min(length, room) if length < self._engine.draft_length else room
+        )  # a draft cut short says where the answer must end
         number = self._last[sequence_id].number + 1 if sequence_id in self._last else 0
         price = self._engine.row_price if number % FREE_ROUNDS else 0.0
-        plan = plan_rows(offer.confidences[:length], self._survival[sequence_id].shares, self._engine.rows, remaining, price)
+        plan = plan_rows(
+            offer.confidences[:length],
+            self._survival[sequence_id].shares,
+            self._engine.rows,
+            remaining,
+            price,
+        )
         self._session.plans[sequence_id] = plan
         of_slots = 0 if offer.looked_up else min(of_slots, plan.num_drafted)
-        self._last[sequence_id] = LastPass(len(sequence) - 1, plan.num_drafted, of_slots, offer.looked_up, number)
+        self._last[sequence_id] = LastPass(
+            len(sequence) - 1, plan.num_drafted, of_slots, offer.looked_up, number
+        )
         tokens, copied = offer.tokens[: plan.num_drafted], offer.looked_up and plan.num_drafted > 0
         return DraftBlock(tokens, looked_up=copied, num_slots=sum(plan.groups))
 
@@ -296,14 +341,23 @@ class FusedDrafts:
         else:
             self._survival[sequence_id].add(last.of_slots, num_accepted)
             if last.of_slots < last.num_drafted:
-                self._looked_up[sequence_id].add_gone_on(last.of_slots, last.num_drafted, num_accepted)
+                self._looked_up[sequence_id].add_gone_on(
+                    last.of_slots, last.num_drafted, num_accepted
+                )
         groups = self._session.groups.get(sequence_id, [])
-        return groups[num_accepted] if num_accepted < len(groups) and len(groups[num_accepted].states) else None
+        return (
+            groups[num_accepted]
+            if num_accepted < len(groups) and len(groups[num_accepted].states)
+            else None
+        )
 
     def _choose(self, group: Group, sequence: Sequence) -> Offer:
         """Tokens, and what the drafter gives each of them."""
         model = self._engine.model
-        states, logits = group.states[None], model.without_mask_token(group.logits[None], self._engine.vocab_size)
+        states, logits = (
+            group.states[None],
+            model.without_mask_token(group.logits[None], self._engine.vocab_size),
+        )
         last = torch.tensor([last_tokens(sequence.token_ids)], device=states.device)
         chosen = model.choose(states, logits, last, own_rows=0, logprobs=True)
         assert chosen.logprobs is not None

@@ -1,8 +1,8 @@
 """A drafter that is asked only where the text does not say by itself how it goes on.
 
-Where the last tokens stand earlier in the text, what followed them there is the draft (prompt lookup, `d3d.drafting.ngrams`), and the
-drafter's pass is saved. Answers repeat names, numbers and code of their prompt, and small models repeat themselves.
-"""
+Where the last tokens stand earlier in the text, what followed them there is the draft (prompt
+lookup, `d3d.drafting.ngrams`), and the drafter's pass is saved. Answers repeat names, numbers and
+code of their prompt, and small models repeat themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from d3d.drafting.ngrams import OwnPast
 
 @dataclass(frozen=True)
 class LookupFirst(Around):
-    """Asks `drafter` where the last `shortest` tokens of a text do not stand earlier in it. Lengths are the same for both."""
+    """Asks `drafter` where the last `shortest` tokens of a text do not stand earlier in it. Lengths
+    are the same for both."""
 
     shortest: int
 
@@ -31,9 +32,17 @@ class LookupFirstSession(AroundSession[OwnPast]):
     """Each sequence has its own past."""
 
     def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        copied = [past.copy(one.token_ids, length) for past, one, length in zip(self._own, sequences, lengths, strict=True)]
-        open_lengths = [0 if block else length for block, length in zip(copied, lengths, strict=True)]
+        copied = [
+            past.copy(one.token_ids, length)
+            for past, one, length in zip(self._own, sequences, lengths, strict=True)
+        ]
+        open_lengths = [
+            0 if block else length for block, length in zip(copied, lengths, strict=True)
+        ]
         if not any(open_lengths):
             return [DraftBlock(block, looked_up=True) for block in copied]
         drafted = self._session.draft(sequences, open_lengths)
-        return [DraftBlock(block, looked_up=True) if block else other for block, other in zip(copied, drafted, strict=True)]
+        return [
+            DraftBlock(block, looked_up=True) if block else other
+            for block, other in zip(copied, drafted, strict=True)
+        ]

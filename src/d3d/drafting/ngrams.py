@@ -1,7 +1,7 @@
 """Where the end of a text stands earlier in it: what prompt lookup copies from.
 
-The idea is Apoorv Saxena's (github.com/apoorvumang/prompt-lookup-decoding, 2023). Of several earlier places the latest is taken.
-"""
+The idea is Apoorv Saxena's (github.com/apoorvumang/prompt-lookup-decoding, 2023). Of several
+earlier places the latest is taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ LONGEST_RUN = 8
 
 
 class NgramIndex:
-    """Where each run of tokens of a growing text was continued last. A token costs the same at its end as at its start."""
+    """Where each run of tokens of a growing text was continued last. A token costs the same at its
+    end as at its start."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
@@ -38,7 +39,8 @@ class NgramIndex:
 
 
 def continuation(token_ids: ListLike[int], start: int, length: int) -> tuple[int, ...]:
-    """`length` tokens from `start` on; behind the text's end it goes on as a text that repeats what it holds from `start` on."""
+    """`length` tokens from `start` on; behind the text's end it goes on as a text that repeats what
+    it holds from `start` on."""
     period = len(token_ids) - start
     return tuple(token_ids[start + place % period] for place in range(length))
 
@@ -49,9 +51,11 @@ class OwnPast:
     def __init__(self, shortest: int) -> None:
         self._index = NgramIndex(shortest, max(shortest, LONGEST_RUN))
 
-    def copy(self, token_ids: ListLike[int], length: int, *, ahead: ListLike[int] = ()) -> tuple[int, ...]:
-        """`length` tokens to follow; none where the last ones do not stand earlier in the text. `ahead`: what may follow the text, and is
-        to be followed in turn."""
+    def copy(
+        self, token_ids: ListLike[int], length: int, *, ahead: ListLike[int] = ()
+    ) -> tuple[int, ...]:
+        """`length` tokens to follow; none where the last ones do not stand earlier in the text.
+        `ahead`: what may follow the text, and is to be followed in turn."""
         self._index.extend(token_ids)
         text = [*token_ids, *ahead] if ahead else token_ids
         found = self._index.find(text)

@@ -1,7 +1,8 @@
-"""Packed passes of several sequences as one: their rows side by side, nothing padded, each with its own cache and mask.
+"""Packed passes of several sequences as one: their rows side by side, nothing padded, each with its
+own cache and mask.
 
-Clean rows of all come first, then the slots of all, so that the slots are the pass's last rows as they are in each pass alone.
-"""
+Clean rows of all come first, then the slots of all, so that the slots are the pass's last rows as
+they are in each pass alone."""
 
 from __future__ import annotations
 
@@ -11,17 +12,22 @@ import torch
 from torch import Tensor
 
 from d3d.drafting.packed_layout import PackedLayout
-from d3d.models.drafter import DrafterModel
-from d3d.models.kv_cache import KVCache, Share, SideBySide
+from d3d.model.drafter import DrafterModel
+from d3d.model.kv_cache import KVCache, Share, SideBySide
 
 
-def run_side_by_side(model: DrafterModel, layouts: Sequence[PackedLayout], caches: Sequence[KVCache]) -> list[Tensor]:
-    """One pass over sequences whose `caches` hold one each: for every layout the states that predict, [branches, draft_length + 1,
-    hidden_size]. The caches have the rows behind their tokens, and keep of them what they are told to keep."""
+def run_side_by_side(
+    model: DrafterModel, layouts: Sequence[PackedLayout], caches: Sequence[KVCache]
+) -> list[Tensor]:
+    """One pass over sequences whose `caches` hold one each: for every layout the states that
+    predict, [branches, draft_length + 1, hidden_size]. The caches have the rows behind their
+    tokens, and keep of them what they are told to keep."""
     device = model.transformer.device
     if len(layouts) == 1:
         (layout,), (cache,) = layouts, caches
-        hidden = model.hidden(layout.token_ids, layout.rows.position, layout.mask, cache, layout.num_slots)
+        hidden = model.hidden(
+            layout.token_ids, layout.rows.position, layout.mask, cache, layout.num_slots
+        )
         return [hidden[0, layout.predicting.to(device)]]
     num_clean = [layout.token_ids.shape[1] - layout.num_slots for layout in layouts]
     places = _places(num_clean, [layout.num_slots for layout in layouts])
@@ -34,7 +40,10 @@ def run_side_by_side(model: DrafterModel, layouts: Sequence[PackedLayout], cache
     positions = torch.cat([layout.rows.position[0] for layout in layouts])[order]
     num_slots = len(order) - sum(num_clean)
     hidden = model.hidden(token_ids[None], positions[None], None, SideBySide(shares), num_slots)
-    return [hidden[0, rows[layout.predicting].to(device)] for rows, layout in zip(places, layouts, strict=True)]
+    return [
+        hidden[0, rows[layout.predicting].to(device)]
+        for rows, layout in zip(places, layouts, strict=True)
+    ]
 
 
 def _places(num_clean: list[int], num_slots: list[int]) -> list[Tensor]:

@@ -1,4 +1,5 @@
-"""Rows of a packed pass: the trunk (missing committed tokens, then the draft under verification), the branches' anchors, their slots.
+"""Rows of a packed pass: the trunk (missing committed tokens, then the draft under verification),
+the branches' anchors, their slots.
 
 Deltas that act at slots only act on a pass's last rows, so the slots stand last.
 """
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from d3d.core.types import Outcome
 from d3d.drafting.layout import MASKED, pass_mask
-from d3d.masks.rules import CLEAN, GUESS, Rows, packed_rules, union
-from d3d.models.drafter import DrafterConfig
+from d3d.model.drafter import DrafterConfig
+from d3d.model.masks.rules import CLEAN, GUESS, Rows, packed_rules, union
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,24 @@ class PackedLayout:
     mask: Tensor
     """bool [1, rows, keys]."""
     predicting: Tensor
-    """int64 [branches, draft_length + 1]: the row that predicts each drafted token of each branch, and then the token behind them."""
+    """int64 [branches, draft_length + 1]: the row that predicts each drafted token of each branch,
+    and then the token behind them."""
     num_slots: int
 
 
 def packed_layout(
-    config: DrafterConfig, cached: int, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int
+    config: DrafterConfig,
+    cached: int,
+    text: list[int],
+    draft: Sequence[int],
+    outcomes: Sequence[Outcome],
+    draft_length: int,
 ) -> PackedLayout:
-    """Lay out a pass that drafts `draft_length` tokens behind every outcome of `draft`, which hangs at the last token of `text`.
+    """Lay out a pass that drafts `draft_length` tokens behind every outcome of `draft`, which hangs
+    at the last token of `text`.
 
-    cached: tokens of `text` that are in the cache. A branch's last slot is its guess slot: what would follow the whole successor.
-    """
+    cached: tokens of `text` that are in the cache. A branch's last slot is its guess slot: what
+    would follow the whole successor."""
     trunk = [*text[cached:], *draft]
     width, branches = len(trunk), len(outcomes)
     num_slots = config.num_slots(draft_length) + 1
@@ -52,7 +60,9 @@ def packed_layout(
     if config.anchor_slot:
         slot_ids[:, 0] = bonus
         slot_positions -= 1
-    own = slice(0, 0) if config.anchor_slot else slice(None)  # branches whose anchor is a row of its own
+    own = (
+        slice(0, 0) if config.anchor_slot else slice(None)
+    )  # branches whose anchor is a row of its own
     rows = Rows.concatenate(
         Rows.clean(cached + torch.arange(width)),
         Rows(anchors, anchors, torch.full_like(anchors, CLEAN), document)[own],

@@ -1,8 +1,8 @@
 """One drafter pass prepares the successors of many outcomes, each as if it were drafted alone.
 
-The drafted tokens of the block under verification are fresh clean rows that all branches share; a branch sees as many of them as its
-outcome accepts, its guessed bonus token is its own clean anchor, and its slots follow. Of all that nothing stays in the cache.
-"""
+The drafted tokens of the block under verification are fresh clean rows that all branches share; a
+branch sees as many of them as its outcome accepts, its guessed bonus token is its own clean anchor,
+and its slots follow. Of all that nothing stays in the cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from d3d.drafting.block_drafter import CATCH_UP_ROWS, NOT_FINITE, last_tokens, u
 from d3d.drafting.outcomes import Doubt, Place, likely_outcomes
 from d3d.drafting.packed_batch import run_side_by_side
 from d3d.drafting.packed_layout import PackedLayout, packed_layout
-from d3d.masks.dense import causal
-from d3d.models.drafter import DrafterModel
-from d3d.models.kv_cache import KVCache
+from d3d.model.drafter import DrafterModel
+from d3d.model.kv_cache import KVCache
+from d3d.model.masks.dense import causal
 
 GuessFrom = Literal["block", "clean_rows"]
-"""Where guesses of a bonus token come from: what the draft's own pass made of each place, which costs nothing; or the clean rows of the
-draft, which know the tokens before them, in a short pass of their own."""
+"""Where guesses of a bonus token come from: what the draft's own pass made of each place, which
+costs nothing; or the clean rows of the draft, which know the tokens before them, in a short pass of
+their own."""
 
 GUESS_FROM: tuple[GuessFrom, ...] = ("block", "clean_rows")
 """The default first."""
@@ -51,7 +52,11 @@ class PackedDrafter:
     def open(self, capacity: int, outcome_budget: int) -> PackedSession:
         decoder = self.model.transformer
         # besides the text: a draft, and for every outcome its anchor, its slots and a guess slot
-        room = min(capacity, decoder.config.max_length) + self.block_size + outcome_budget * (self.block_size + 2)
+        room = (
+            min(capacity, decoder.config.max_length)
+            + self.block_size
+            + outcome_budget * (self.block_size + 2)
+        )
         return PackedSession(self, decoder.new_cache(1, room), outcome_budget)
 
     def draft_together(self, tasks: Sequence[DraftTask]) -> list[DraftBlock]:
@@ -72,7 +77,8 @@ class PackedDrafter:
 
     @torch.inference_mode()
     def prepare_together(self, tasks: Sequence[PrepareTask]) -> list[dict[Outcome, DraftBlock]]:
-        """Successors for each task, in one pass, or in a few where there are many rows. Raises ValueError as `PackedSession.prepare`."""
+        """Successors for each task, in one pass, or in a few where there are many rows. Raises
+        ValueError as `PackedSession.prepare`."""
         sessions = [cast("PackedSession", task.session) for task in tasks]
         branches = [session.branches(task) for session, task in zip(sessions, tasks, strict=True)]
         for part in _passes([each for each in branches if each is not None]):
@@ -81,16 +87,26 @@ class PackedDrafter:
 
     def _run(self, several: list[_Branches]) -> None:
         config = self.model.config
-        states = run_side_by_side(self.model, [each.layout for each in several], [each.session.cache for each in several])
+        states = run_side_by_side(
+            self.model, [each.layout for each in several], [each.session.cache for each in several]
+        )
         for each in several:
             each.session.keep_text(each.task.text, each.task.draft)
         for length in sorted({each.length for each in several}):
-            alike = [(each, rows) for each, rows in zip(several, states, strict=True) if each.length == length]
+            alike = [
+                (each, rows)
+                for each, rows in zip(several, states, strict=True)
+                if each.length == length
+            ]
             joined = torch.cat([rows for _, rows in alike])
             logits = self.model.draft_logits(joined, self.target_vocab_size)
-            last = torch.tensor([ids for each, _ in alike for ids in each.last_tokens()], device=logits.device)
+            last = torch.tensor(
+                [ids for each, _ in alike for ids in each.last_tokens()], device=logits.device
+            )
             self.model.choose_in_turn(joined, logits, last, own_rows=config.own_rows)
-            for (each, _), scores in zip(alike, logits.split([len(rows) for _, rows in alike]), strict=True):
+            for (each, _), scores in zip(
+                alike, logits.split([len(rows) for _, rows in alike]), strict=True
+            ):
                 each.session.take_in(each, scores)
 
 
@@ -109,7 +125,10 @@ class _Branches:
     def last_tokens(self) -> list[list[int]]:
         """Of each branch, its anchor included."""
         text, draft = self.task.text[-8:], self.task.draft
-        return [last_tokens([*text, *draft[: outcome.num_accepted], outcome.bonus_token]) for outcome in self.outcomes]
+        return [
+            last_tokens([*text, *draft[: outcome.num_accepted], outcome.bonus_token])
+            for outcome in self.outcomes
+        ]
 
 
 def _passes(several: list[_Branches]) -> list[list[_Branches]]:
@@ -134,8 +153,9 @@ class _Prepared:
 
 
 class PackedSession:
-    """One sequence; between passes the cache holds a clean prefix of its committed tokens, and behind it, not counted, the clean rows of
-    the draft that they were packed with: those that are kept need not be computed again."""
+    """One sequence; between passes the cache holds a clean prefix of its committed tokens, and
+    behind it, not counted, the clean rows of the draft that they were packed with: those that are
+    kept need not be computed again."""
 
     def __init__(self, drafter: PackedDrafter, cache: KVCache, outcome_budget: int) -> None:
         self._drafter = drafter
@@ -143,13 +163,14 @@ class PackedSession:
         self._model = drafter.model
         self.cache = cache
         self._prepared: dict[tuple[int, int], _Prepared] = {}
-        """Of the last pass, by the length of the text that a block follows and that text's last token."""
+        """Of the last pass, by the length of the text that a block follows and that text's last
+        token."""
         self._behind: tuple[int, ...] = ()
         """Drafted tokens whose clean rows stand behind the cached ones."""
         self._doubt = Doubt()
         self._expected: tuple[int, tuple[int, ...], list[float]] = (0, (), [])
-        """Length of the text behind which outcomes were listed last, the draft, and what clean rows gave its first tokens, as far as these
-        are their best."""
+        """Length of the text behind which outcomes were listed last, the draft, and what clean rows
+        gave its first tokens, as far as these are their best."""
 
     @property
     def length(self) -> int:
@@ -161,7 +182,8 @@ class PackedSession:
         return self._drafter.draft_together([DraftTask(self, text, draft_length)])[0]
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
-        """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them; none where the drafter can't say."""
+        """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them; none
+        where the drafter can't say."""
         from_block = self._drafter.guess_from == "block"
         places = self._block_places(text, draft) if from_block else self._clean_places(text, draft)
         self._learn(text)
@@ -172,7 +194,9 @@ class PackedSession:
         best = itertools.takewhile(lambda pair: pair[0] == pair[1].token_ids[0], clean)
         chances = [place.chance(token) for token, place in best]
         self._expected = (len(text), tuple(draft), chances)
-        return likely_outcomes(draft, places, min(budget, self._budget), num_clean=num_clean, doubt=self._doubt.weight)
+        return likely_outcomes(
+            draft, places, min(budget, self._budget), num_clean=num_clean, doubt=self._doubt.weight
+        )
 
     def _learn(self, text: list[int]) -> None:
         """What has become of the draft whose outcomes were listed last, as `text` tells."""
@@ -182,7 +206,8 @@ class PackedSession:
         self._expected = (0, (), [])
 
     def _block_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
-        """A draft that did not come out of the last pass costs a pass; none for what is not this drafter's own draft."""
+        """A draft that did not come out of the last pass costs a pass; none for what is not this
+        drafter's own draft."""
         known = self._prepared.get((len(text), text[-1]))
         if known is None or known.block.token_ids[: len(draft)] != tuple(draft):
             self.draft(text, max(1, len(draft)))
@@ -194,7 +219,10 @@ class PackedSession:
     @torch.inference_mode()
     def _clean_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
         decoder = self._model.transformer.config
-        if len(text) + len(draft) > decoder.max_length or max([*text, *draft]) >= decoder.vocab_size:
+        if (
+            len(text) + len(draft) > decoder.max_length
+            or max([*text, *draft]) >= decoder.vocab_size
+        ):
             return ()
         self._catch_up(text[:-1])  # the anchor's row is wanted
         start = self.length
@@ -203,30 +231,51 @@ class PackedSession:
         mask = causal(torch.tensor([start]), rows.shape[1], start + rows.shape[1])
         hidden = self._model.hidden(rows, positions, mask, self.cache, 0)
         self.keep_text(text, draft)
-        return self._places(self._model.draft_logits(hidden[0, -len(draft) - 1 :], self._drafter.target_vocab_size))
+        return self._places(
+            self._model.draft_logits(hidden[0, -len(draft) - 1 :], self._drafter.target_vocab_size)
+        )
 
     def _places(self, logits: Tensor) -> tuple[Place, ...]:
         """logits float32 [places, vocab_size]."""
         guesses = logits.topk(min(self._budget + 1, logits.shape[-1]), dim=-1)
         chances = (guesses.values - logits.logsumexp(-1, keepdim=True)).exp()
-        return tuple(Place(tuple(ids), tuple(row)) for ids, row in zip(guesses.indices.tolist(), chances.tolist(), strict=True))
+        return tuple(
+            Place(tuple(ids), tuple(row))
+            for ids, row in zip(guesses.indices.tolist(), chances.tolist(), strict=True)
+        )
 
-    def prepare(self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int) -> dict[Outcome, DraftBlock]:
-        """The block that follows `text`, the accepted part of `draft` and the bonus token, for every outcome that the drafter's context
-        has room for. Outcomes of more accepted tokens than drafted ones, and more outcomes than the budget, raise ValueError."""
-        return self._drafter.prepare_together([PrepareTask(self, text, draft, outcomes, draft_length)])[0]
+    def prepare(
+        self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int
+    ) -> dict[Outcome, DraftBlock]:
+        """The block that follows `text`, the accepted part of `draft` and the bonus token, for
+        every outcome that the drafter's context has room for. Outcomes of more accepted tokens than
+        drafted ones, and more outcomes than the budget, raise ValueError."""
+        return self._drafter.prepare_together(
+            [PrepareTask(self, text, draft, outcomes, draft_length)]
+        )[0]
 
     def branches(self, task: PrepareTask) -> _Branches | None:
-        """The task's rows, once the cache has caught up; None where there is nothing to draft. What was prepared before is forgotten."""
+        """The task's rows, once the cache has caught up; None where there is nothing to draft. What
+        was prepared before is forgotten."""
         self._check(task.draft, task.outcomes)
         decoder = self._model.transformer.config
         length = min(task.draft_length, self._drafter.block_size)
-        fitting = [outcome for outcome in task.outcomes if self._room(task, outcome) > 0 and outcome.bonus_token < decoder.vocab_size]
+        fitting = [
+            outcome
+            for outcome in task.outcomes
+            if self._room(task, outcome) > 0 and outcome.bonus_token < decoder.vocab_size
+        ]
         self._prepared = {}
-        if length < 1 or not fitting or max([*task.text, *task.draft], default=0) >= decoder.vocab_size:
+        if (
+            length < 1
+            or not fitting
+            or max([*task.text, *task.draft], default=0) >= decoder.vocab_size
+        ):
             return None
         self._catch_up(task.text)
-        layout = packed_layout(self._model.config, self.length, task.text, task.draft, fitting, length)
+        layout = packed_layout(
+            self._model.config, self.length, task.text, task.draft, fitting, length
+        )
         return _Branches(self, task, fitting, length, layout)
 
     def _room(self, task: PrepareTask, outcome: Outcome) -> int:
@@ -236,12 +285,17 @@ class PackedSession:
     def take_in(self, branches: _Branches, logits: Tensor) -> None:
         """logits float32 [branches, draft_length + 1, target_vocab_size]."""
         for outcome, prepared in zip(branches.outcomes, self._read(logits), strict=True):
-            block = prepared.block._replace(token_ids=prepared.block.token_ids[: self._room(branches.task, outcome)])
+            block = prepared.block._replace(
+                token_ids=prepared.block.token_ids[: self._room(branches.task, outcome)]
+            )
             self._prepared[_key(branches.task, outcome)] = _Prepared(block, prepared.places)
 
     def blocks(self, branches: _Branches) -> dict[Outcome, DraftBlock]:
         """What was taken in."""
-        return {outcome: self._prepared[_key(branches.task, outcome)].block for outcome in branches.outcomes}
+        return {
+            outcome: self._prepared[_key(branches.task, outcome)].block
+            for outcome in branches.outcomes
+        }
 
     def _check(self, draft: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         if len(outcomes) > self._budget:
@@ -249,7 +303,9 @@ class PackedSession:
         if any(not 0 <= outcome.num_accepted <= len(draft) for outcome in outcomes):
             raise ValueError(f"no outcome of a draft of {len(draft)} tokens: {list(outcomes)}")
         if len(draft) > self._drafter.block_size:
-            raise ValueError(f"a draft of {len(draft)} tokens is longer than a block, {self._drafter.block_size}")
+            raise ValueError(
+                f"a draft of {len(draft)} tokens is longer than a block, {self._drafter.block_size}"
+            )
 
     def keep_text(self, text: Sequence[int], draft: Sequence[int]) -> None:
         """A pass has appended what the cache lacked of `text`, and the draft behind it."""
@@ -268,12 +324,17 @@ class PackedSession:
             self.cache.advance([CATCH_UP_ROWS])
 
     def _read(self, logits: Tensor) -> list[_Prepared]:
-        """One block for each branch: the best token at each place but the last, and guesses at all of them."""
+        """One block for each branch: the best token at each place but the last, and guesses at all
+        of them."""
         finite = torch.isfinite(logits.amax(-1)).all(-1).tolist()
         prepared = []
         for is_finite, rows in zip(finite, logits, strict=True):
             places = self._places(rows)
-            block = DraftBlock(tuple(place.token_ids[0] for place in places[:-1])) if is_finite else DraftBlock(fault=NOT_FINITE)
+            block = (
+                DraftBlock(tuple(place.token_ids[0] for place in places[:-1]))
+                if is_finite
+                else DraftBlock(fault=NOT_FINITE)
+            )
             prepared.append(_Prepared(block, places))
         return prepared
 

@@ -1,9 +1,11 @@
-"""Drafting only while it pays: a drafter whose recent drafts were hardly kept is left alone for some rounds.
+"""Drafting only while it pays: a drafter whose recent drafts were hardly kept is left alone for
+some rounds.
 
-A draft costs its pass whether or not it is kept, so cutting it afterwards saves little (`d3d.drafting.confidence`). Each text keeps a
-running mean of what its drafts came to; while it is below a threshold, only every RETRY-th round asks the drafter. The threshold of least
-time per token is about what a draft and its rows cost, in plain steps. Which rounds draft depends on the text and the drafts, on no clock.
-"""
+A draft costs its pass whether or not it is kept, so cutting it afterwards saves little
+(`d3d.drafting.confidence`). Each text keeps a running mean of what its drafts came to; while it is
+below a threshold, only every RETRY-th round asks the drafter. The threshold of least time per token
+is about what a draft and its rows cost, in plain steps. Which rounds draft depends on the text and
+the drafts, on no clock."""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ NEWEST_SHARE = 0.2
 RETRY = 8
 """While drafting does not pay, one round in so many drafts."""
 FIRST_MEAN = 2.0
-"""Tokens that a draft is taken to have brought before there was one; a higher threshold is met at first, too."""
+"""Tokens that a draft is taken to have brought before there was one; a higher threshold is met at
+first, too."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class PausingSession(AroundSession[History]):
         if not any(wanted):
             return [DraftBlock() for _ in sequences]
         blocks = self._session.draft(sequences, wanted)
-        for history, sequence, block, length in zip(self._own, sequences, blocks, wanted, strict=True):
+        for history, sequence, block, length in zip(
+            self._own, sequences, blocks, wanted, strict=True
+        ):
             if length:
                 history.draft, history.place = block.token_ids, len(sequence)
         return blocks

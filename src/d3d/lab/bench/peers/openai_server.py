@@ -1,0 +1,132 @@
+"""A server that speaks OpenAI's chat protocol: vLLM, SGLang, llama.cpp's, or our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from d3d.errors import InvalidRequest
+from d3d.lab.bench.answers import Answer, Delivery, Question, Setting, Stopwatch
+from d3d.lab.bench.peers.extras import needed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TIMEOUT_S = 600.0
+TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
+"""Deltas that are tokens of the answer, whatever a server calls them."""
+
+
+class OpenAIServer:
+    """Streams chat completions. The server applies its own chat template to the messages."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        transport: Any = None,
+    ) -> None:
+        """url: up to and with `/v1`. model: by default the first that the server names. tokenizer:
+        counts tokens where the server does not. transport: of the HTTP client, for tests. Raises
+        MissingExtra, and InvalidRequest where no server answers."""
+        self._http = needed("httpx2", "a server by its URL")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._url = url.rstrip("/")
+        self._tokenizer = tokenizer
+        self._client = self._http.Client(timeout=TIMEOUT_S, headers=headers, transport=transport)
+        self._model = model or self._first_model()
+
+    def _first_model(self) -> str:
+        try:
+            reply = self._client.get(f"{self._url}/models")
+            reply.raise_for_status()
+            return str(reply.json()["data"][0]["id"])
+        except (
+            self._http.HTTPError,
+            self._http.InvalidURL,
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+        ) as error:
+            raise InvalidRequest(
+                f"method server: {self._url} names no model ({type(error).__name__}: {error}); check --server-url, or name one with "
+                f"--server-model"
+            ) from error
+
+    def answer(self, question: Question, setting: Setting) -> Answer:
+        """Raises InvalidRequest for an error of the server's."""
+        body = {
+            "model": self._model,
+            "messages": question.messages,
+            "max_tokens": setting.max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        watch = Stopwatch()
+        pieces: list[tuple[float, str]] = []
+        finish, usage = "length", None
+        for chunk in self._chunks(body):
+            usage = (chunk.get("usage") or {}).get("completion_tokens", usage)
+            for choice in chunk.get("choices") or []:
+                delta = choice.get("delta") or {}
+                text = "".join(delta.get(name) or "" for name in TEXT_FIELDS)
+                if text:
+                    pieces.append((watch.elapsed(), text))
+                finish = choice.get("finish_reason") or finish
+        wall_s = watch.elapsed()
+        text = "".join(text for _, text in pieces)
+        count = int(usage) if usage is not None else self._count(text)
+        return Answer(text, None, count, finish, tuple(spread(pieces, count)), wall_s=wall_s)
+
+    def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as reply:
+                if reply.status_code >= 400:
+                    reply.read()
+                    raise InvalidRequest(
+                        f"method server: {self._url} answers {reply.status_code}: {reply.text[:300]}"
+                    )
+                for line in reply.iter_lines():
+                    content = line.removeprefix("data:").strip()
+                    if line.startswith("data:") and content != "[DONE]":
+                        yield json.loads(content)
+        except (self._http.HTTPError, ValueError) as error:
+            raise InvalidRequest(
+                f"method server: {self._url} broke off ({type(error).__name__}: {error})"
+            ) from error
+
+    def _count(self, text: str) -> int:
+        return (
+            0
+            if self._tokenizer is None
+            else len(self._tokenizer.encode(text, add_special_tokens=False))
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "url": self._url,
+            "model": self._model,
+            "note": "token counts of single deliveries are shared out by characters",
+        }
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def spread(pieces: list[tuple[float, str]], count: int) -> Iterator[Delivery]:
+    """A server tells how many tokens there were in all, not in each piece: they are shared out by
+    characters, the first piece at least one."""
+    characters = sum(len(text) for _, text in pieces)
+    seen = given = 0
+    for place, (at_s, text) in enumerate(pieces):
+        seen += len(text)
+        due = count if place == len(pieces) - 1 else max(1, round(count * seen / characters))
+        if due > given:
+            yield Delivery(at_s, due - given)
+            given = due

@@ -1,0 +1,132 @@
+"""`transformers.generate` on the target's own weights: plain, with prompt lookup, and with an
+assistant model."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.hub.fingerprint import first_difference
+from d3d.hub.loading import load_tokenizer, resolve_model
+from d3d.hub.open_model import TargetModel
+from d3d.hub.quiet import quiet_transformers
+from d3d.lab.bench.answers import Answer, Question, Setting, Stopwatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class TransformersPeer:
+    """The same checkpoint directory, dtype and device as our engine's."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        kind: str,
+        assistant: str | None = None,
+        *,
+        ignore_eos: bool = False,
+    ) -> None:
+        """kind: plain, lookup or assistant. Raises InvalidRequest without an assistant where one is
+        needed, InvalidCheckpoint where its tokenizer is another."""
+        if kind == "assistant" and assistant is None:
+            raise InvalidRequest(
+                "method transformers_assistant: name the assistant with --assistant or --draft-model"
+            )
+        self._target = target
+        self._kind = kind
+        self._ignore_eos = ignore_eos
+        self._model = self._load(str(target.path))
+        self._assistant = None
+        self._assistant_source = assistant
+        if kind == "assistant" and assistant is not None:
+            path = resolve_model(assistant)
+            difference = first_difference(load_tokenizer(path), target.tokenizer)
+            if difference is not None:
+                raise InvalidCheckpoint(
+                    f"{assistant} can't assist {target.source}: {difference}; take a model of the target's own family"
+                )
+            self._assistant = self._load(str(path))
+
+    def _load(self, path: str) -> PreTrainedModel:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        ends = sorted(self._target.eos_token_ids)
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=self._target.dtype, local_files_only=True
+            )
+        # a checkpoint's own may sample or penalise; what is compared is greedy decoding of the
+        # model itself
+        model.generation_config = GenerationConfig(
+            do_sample=False,
+            eos_token_id=None if self._ignore_eos else ends or None,
+            pad_token_id=min(ends, default=0),
+        )
+        moved: PreTrainedModel = model.to(self._target.device).eval()
+        return moved
+
+    @torch.inference_mode()
+    def answer(self, question: Question, setting: Setting) -> Answer:
+        ids = torch.tensor([question.token_ids], device=self._target.device)
+        watch = Stopwatch()
+        with quiet_transformers():
+            output = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=setting.max_tokens,
+                streamer=_Streamer(watch),
+                **self._speculation(setting),
+            )
+        wall_s = watch.elapsed()
+        answered = tuple(output[0, len(question.token_ids) :].tolist())
+        ended = (
+            bool(answered) and answered[-1] in self._target.eos_token_ids and not self._ignore_eos
+        )
+        return Answer(
+            text=str(self._target.tokenizer.decode(answered, skip_special_tokens=True)),
+            token_ids=answered,
+            num_tokens=len(answered),
+            finish_reason="stop" if ended else "length",
+            deliveries=watch.deliveries,
+            wall_s=wall_s,
+        )
+
+    def _speculation(self, setting: Setting) -> dict[str, Any]:
+        if self._kind == "lookup":
+            return {"prompt_lookup_num_tokens": setting.draft_length}
+        if self._assistant is not None:
+            self._assistant.generation_config.num_assistant_tokens = setting.draft_length
+            return {"assistant_model": self._assistant}
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        about = {
+            "transformers": version("transformers"),
+            "attention": self._model.config._attn_implementation,
+        }
+        return about | ({} if self._assistant is None else {"assistant": self._assistant_source})
+
+    def close(self) -> None:
+        del self._model
+        self._assistant = None
+
+
+class _Streamer:
+    """Takes what `generate` hands out; first of all that is the prompt."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._has_prompt = False
+
+    def put(self, value: Tensor) -> None:
+        if self._has_prompt:
+            self._watch.deliver(value.numel())
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Nothing is held back, so nothing is left."""

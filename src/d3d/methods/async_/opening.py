@@ -1,0 +1,104 @@
+"""From a target and its drafter to a coordinator with a worker behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from d3d.core.protocols import Preparer
+from d3d.drafting.packed_pass import PackedDrafter
+from d3d.errors import InvalidRequest
+from d3d.hub.open_model import OpenModel, open_model
+from d3d.hub.ready import ready_apart
+from d3d.methods.async_.coordinator import Coordinator
+from d3d.methods.async_.placement import (
+    TargetThreads,
+    available_cores,
+    check_placement,
+    other_device,
+    worker_cores,
+)
+from d3d.methods.async_.streams import on_one_core, on_own_stream, on_the_processor
+from d3d.methods.async_.worker_link import Launch, WorkerLink
+from d3d.methods.async_.workers import ProcessWorker, ThreadWorker
+from d3d.model.drafter import DrafterModel
+
+RESTARTS = 2
+"""How often a worker is replaced during a request."""
+
+START_S = 300.0
+"""A worker that has not loaded its drafter by then is given up."""
+
+
+@dataclass(frozen=True)
+class StoredDrafter:
+    """A drafter by the files that it is made of: what can be loaded again, by another process or
+    for another device."""
+
+    target: Path
+    drafter: Path
+    dtype: str
+    device: str = "cpu"
+    quantize: str | None = None
+
+    def __call__(self) -> Preparer:
+        base = open_model(
+            str(self.target), device=self.device, dtype=self.dtype, quantize=self.quantize
+        )
+        return PackedDrafter(ready_apart(base, self.drafter, self.quantize), base.config.vocab_size)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A coordinator, and the threads that torch may use beside its worker (None: as many as
+    before)."""
+
+    coordinator: Coordinator
+    threads: TargetThreads | None
+
+
+def open_coordinator(
+    placement: str, target: OpenModel, drafter: DrafterModel, drafter_path: Path | None
+) -> Running:
+    """Nothing runs yet. `drafter_path`: the checkpoint that `drafter` came from. Raises
+    InvalidRequest for a placement that is not to be had here."""
+    device = target.transformer.device
+    check_placement(placement, device)
+    if placement in ("thread", "streams"):
+        preparer = PackedDrafter(drafter, target.config.vocab_size)
+        if placement == "thread" and device.type == "cpu":
+            left = min(torch.get_num_threads(), len(available_cores()) - 1)
+            return Running(
+                _coordinator(lambda: ThreadWorker(lambda: preparer, on_one_core)),
+                TargetThreads(left),
+            )
+        setting = partial(on_own_stream, device) if placement == "streams" else on_the_processor
+        return Running(_coordinator(lambda: ThreadWorker(lambda: preparer, setting)), None)
+    if drafter_path is None:
+        others = "use thread" if placement == "processes" else "use streams"
+        raise InvalidRequest(
+            f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it from one, or {others}"
+        )
+    stored = StoredDrafter(
+        target.path,
+        drafter_path,
+        str(target.transformer.dtype).removeprefix("torch."),
+        quantize=target.quantize,
+    )
+    if placement == "devices":
+        other = other_device(device)
+        stored = replace(stored, device=str(other))
+        return Running(
+            _coordinator(lambda: ThreadWorker(stored, partial(on_own_stream, other))), None
+        )
+    cores = available_cores()
+    share = worker_cores(cores)
+    left = min(torch.get_num_threads(), len(cores) - len(share))
+    return Running(_coordinator(lambda: ProcessWorker(stored, share)), TargetThreads(left))
+
+
+def _coordinator(launch: Launch) -> Coordinator:
+    return Coordinator(WorkerLink(launch, restarts=RESTARTS, start_s=START_S))

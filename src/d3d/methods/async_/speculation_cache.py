@@ -1,0 +1,57 @@
+"""Successors that wait for their verdict, by sequence, round and outcome."""
+
+from __future__ import annotations
+
+from d3d.core.types import DraftBlock, Outcome
+from d3d.methods.async_.messages import Successors
+
+
+class SpeculationCache:
+    """Holds one round a sequence: the one that is expected. What belongs to any other is stale, is
+    dropped and counted.
+
+    So it never holds more than `most_blocks` blocks for each sequence that has not been forgotten.
+    """
+
+    def __init__(self, most_blocks: int) -> None:
+        """most_blocks: successors of a round; more are dropped, the last ones first."""
+        self._most_blocks = most_blocks
+        self._expected: dict[int, int] = {}
+        self._blocks: dict[int, dict[Outcome, DraftBlock]] = {}
+        self.num_stale = 0
+        """Answers that came for a round that nobody waited for any more."""
+
+    def __len__(self) -> int:
+        """Blocks held."""
+        return sum(map(len, self._blocks.values()))
+
+    def expect(self, sequence_id: int, round_id: int) -> None:
+        """From now on only this round's successors are of use to the sequence; older ones are
+        forgotten."""
+        self._expected[sequence_id] = round_id
+        self._blocks.pop(sequence_id, None)
+
+    def put(self, successors: Successors) -> bool:
+        """Whether they were expected."""
+        if self._expected.get(successors.sequence_id) != successors.round_id:
+            self.num_stale += 1
+            return False
+        self._blocks[successors.sequence_id] = dict(successors.blocks[: self._most_blocks])
+        return True
+
+    def take(self, sequence_id: int, round_id: int, outcome: Outcome) -> DraftBlock | None:
+        """The successor of an outcome, None where there is none; a round has one verdict, so its
+        other blocks go."""
+        if self._expected.get(sequence_id) != round_id or sequence_id not in self._blocks:
+            return None
+        block = self._blocks[sequence_id].get(outcome)
+        self.forget(sequence_id)
+        return block
+
+    def has(self, sequence_id: int, round_id: int) -> bool:
+        """Whether the round's successors are here, whatever they are for."""
+        return self._expected.get(sequence_id) == round_id and sequence_id in self._blocks
+
+    def forget(self, sequence_id: int) -> None:
+        self._expected.pop(sequence_id, None)
+        self._blocks.pop(sequence_id, None)

@@ -1,0 +1,110 @@
+"""What a decoder of the Llama, Qwen2 or Qwen3 family looks like, read from its `transformers`
+config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from d3d.errors import InvalidCheckpoint
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of a decoder. Sizes in elements."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_length: int
+    tied: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    inv_freq: tuple[float, ...]
+    """Rotary frequencies, head_dim / 2 of them."""
+    rope_scale: float
+    """Factor on the rotary cosines and sines (YaRN, arXiv 2309.00071, section 3.4); 1 elsewhere."""
+
+
+def decoder_config(config: Any) -> DecoderConfig:
+    """From a `transformers` config. Raises InvalidCheckpoint for what this decoder would compute
+    wrongly."""
+    if config.model_type not in FAMILIES:
+        raise InvalidCheckpoint(
+            f"model type {config.model_type!r} is not supported; supported families: {', '.join(FAMILIES)}"
+        )
+    if config.hidden_act != "silu":
+        raise InvalidCheckpoint(f"activation {config.hidden_act!r} is not supported (silu is)")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise InvalidCheckpoint(
+            "sliding-window attention is not supported: its cache can't be rewound past the window"
+        )
+    if getattr(config, "quantization_config", None):
+        raise InvalidCheckpoint(
+            "quantised checkpoints are not supported; use the bfloat16 release or a GGUF file"
+        )
+    num_kv_heads = config.num_key_value_heads or config.num_attention_heads
+    if config.num_attention_heads % num_kv_heads:
+        raise InvalidCheckpoint(
+            f"{config.num_attention_heads} query heads can't share {num_kv_heads} key-value heads evenly"
+        )
+    inv_freq, rope_scale = _rotary(config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if 2 * len(inv_freq) != head_dim:
+        raise InvalidCheckpoint("partial rotary embeddings are not supported")
+    qkv_bias, out_bias, mlp_bias = _biases(config)
+    return DecoderConfig(
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=config.rms_norm_eps,
+        max_length=config.max_position_embeddings,
+        tied=bool(config.tie_word_embeddings),
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
+        inv_freq=tuple(inv_freq.tolist()),
+        rope_scale=rope_scale,
+    )
+
+
+def _biases(config: Any) -> tuple[bool, bool, bool]:
+    """Which linear layers have a bias: query, key and value; attention output; MLP."""
+    if config.model_type == "qwen2":
+        return True, False, False
+    attention = bool(getattr(config, "attention_bias", False))
+    return (
+        attention,
+        attention,
+        config.model_type == "llama" and bool(getattr(config, "mlp_bias", False)),
+    )
+
+
+def _rotary(config: Any) -> tuple[Tensor, float]:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise InvalidCheckpoint(
+            f"rotary variant {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
+        )
+    rotary = LlamaRotaryEmbedding(config=config)
+    return rotary.inv_freq.to(torch.float64), float(rotary.attention_scaling)

@@ -1,0 +1,30 @@
+"""Masks as boolean tensors, and the element-wise loop that they must equal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from d3d.model.masks.rules import Rows, Rule
+
+
+def dense(rule: Rule, query: Rows, key: Rows) -> Tensor:
+    """query fields [..., rows], key fields [..., keys] -> bool [..., rows, keys], True =
+    visible."""
+    return rule(query[..., :, None], key[..., None, :])
+
+
+def elementwise(rule: Rule, query: Rows, key: Rows) -> Tensor:
+    """The same for fields of one dimension, one pair at a time: the reference that the dense form
+    is tested against."""
+    rows, keys = query.position.shape[0], key.position.shape[0]
+    return torch.tensor(
+        [[bool(rule(query[i], key[j])) for j in range(keys)] for i in range(rows)]
+    ).reshape(rows, keys)
+
+
+def causal(starts: Tensor, rows: int, keys: int) -> Tensor:
+    """Plain causal mask of a pass whose row i of sequence b stands at `starts[b] + i`, over cache
+    places 0..keys-1: bool [batch, rows, keys]."""
+    positions = starts[:, None] + torch.arange(rows, device=starts.device)
+    return torch.arange(keys, device=starts.device) <= positions[:, :, None]

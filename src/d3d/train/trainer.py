@@ -1,0 +1,252 @@
+"""The trainer: one answer a pass, many blocks an answer, a few answers a step.
+
+It knows a drafter, samples and a schedule. Everything that a later run needs to go on is in one
+state, written whole."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from d3d.errors import InvalidRequest
+from d3d.model.drafter import DrafterConfig, DrafterModel
+from d3d.train.config import Stage, TrainConfig
+from d3d.train.corpus import Sample
+from d3d.train.objective import AnswerLoss, AnswerObjective
+from d3d.train.parallel import Alone, Parallel
+from d3d.train.state import Progress
+
+MIN_ANSWER = 3
+"""An anchor, its next token, and one that a slot predicts."""
+
+
+class StepStats(NamedTuple):
+    """One optimizer step, of all processes together."""
+
+    step: int
+    loss: float
+    slots: int
+    seconds: float
+
+
+class Trainer:
+    """Trains `model` on `samples`; `run` may be interrupted and goes on from the last `save`."""
+
+    def __init__(
+        self,
+        model: DrafterModel,
+        samples: list[Sample],
+        config: TrainConfig,
+        parallel: Parallel | None = None,
+        identity: Mapping[str, str] | None = None,
+    ) -> None:
+        """`parallel`: the processes that share the work, by default this one alone; `identity`:
+        what else a run that is gone on with must have in common with this one. What is computed is
+        computed in the model's dtype.
+
+        Raises InvalidRequest where no sample can be used, or the configuration asks for what the
+        drafter or the processes can't do."""
+        self.model, self.config = model, config
+        self.parallel: Parallel = parallel or Alone()
+        self.samples, self.left_out = usable(samples, config.max_length)
+        self._check()
+        self._extra_identity = dict(identity or {})
+        compute_dtype = model.transformer.dtype
+        for parameter in model.trainable().values():
+            parameter.data = parameter.data.float()
+        model.transformer.checkpointing = config.activation_checkpointing
+        self.objective = AnswerObjective(
+            model, config, None if self.parallel.shards_weights else compute_dtype
+        )
+        self.parallel.prepare(self.objective, compute_dtype)
+        self.optimizer = torch.optim.AdamW(
+            model.trainable().values(),
+            lr=config.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+            fused=True,
+        )
+        self.step = 0
+        self.slots_seen = 0
+        self.seconds = 0.0
+
+    def _check(self) -> None:
+        config, drafter = self.config, self.model.config
+        largest = max(stage.block_size for stage in config.stages)
+        if largest > drafter.block_size:
+            raise InvalidRequest(
+                f"train.stages: a block_size of {largest} is above the drafter's own, {drafter.block_size}"
+            )
+        if (
+            config.distillation > 0
+            and config.teacher == "clean_rows"
+            and not drafter.clean_rows_are_base
+        ):
+            raise InvalidRequest(
+                "train.distillation needs clean rows that are the target's own: deltas with scope slots; or teacher: recorded, with a "
+                "corpus made by `d3d data --top-logits`"
+            )
+        if (
+            config.distillation > 0
+            and config.teacher == "recorded"
+            and any(sample.top is None for sample in self.samples)
+        ):
+            raise InvalidRequest(
+                "train.teacher is recorded, but the corpus holds no logits of its target; write it with --top-logits"
+            )
+        if config.answers_per_step % self.parallel.size:
+            raise InvalidRequest(
+                f"train.answers_per_step ({config.answers_per_step}) can't be shared evenly by {self.parallel.size} processes"
+            )
+
+    def run(
+        self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Train to the end, or until `stop`. Raises InvalidRequest that names step and sample where
+        a loss or a gradient is not finite; the weights are then those of the step before."""
+        while self.step < self.config.steps and not self.parallel.any(stop()):
+            on_step(self._one_step())
+
+    def _one_step(self) -> StepStats:
+        started = time.perf_counter()
+        stage = self.config.stage(self.step)
+        total, slots = 0.0, 0
+        self.optimizer.zero_grad(set_to_none=False)
+        mine = self.parallel.share(self._draw(stage))
+        for index, anchors in mine:
+            loss, count = self._loss(self.samples[index], stage, anchors)
+            self._check_finite("loss", loss, [index])
+            (loss / len(mine)).backward()
+            total, slots = total + loss.item() / len(mine), slots + count
+        parameters = list(self.model.trainable().values())
+        self.parallel.average_gradients(parameters)
+        norm = self.parallel.whole(torch.nn.utils.clip_grad_norm_(parameters, self.config.clip))
+        self._check_finite("gradient", norm, [index for index, _ in mine])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate_at(self.step)
+        self.optimizer.step()
+        total, all_slots = self.parallel.sums(total / self.parallel.size, slots)
+        self.step += 1
+        self.slots_seen += round(all_slots)
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        return StepStats(self.step, total, round(all_slots), seconds)
+
+    def _check_finite(self, what: str, value: Tensor, indices: list[int]) -> None:
+        """All processes come to the same verdict, so none waits for one that has given up."""
+        finite = math.isfinite(value.item())
+        if not self.parallel.any(not finite):
+            return
+        odd = [index for part in self.parallel.gather([] if finite else indices) for index in part]
+        names = ", ".join(f"{index} ({self.samples[index].source})" for index in sorted(set(odd)))
+        raise InvalidRequest(
+            f"the {what} is not finite in step {self.step}, sample {names} of the corpus; lower the learning rate"
+        )
+
+    def _draw(self, stage: Stage) -> list[tuple[int, list[int]]]:
+        """Samples of this step with their anchors, the same in every process: each epoch is a fresh
+        shuffle."""
+        per_step, size = self.config.answers_per_step, len(self.samples)
+        rng = random.Random(f"{self.config.seed}/{self.step}")
+        drawn = []
+        for number in range(self.step * per_step, (self.step + 1) * per_step):
+            order = list(range(size))
+            random.Random(f"{self.config.seed}/epoch/{number // size}").shuffle(order)
+            index = order[number % size]
+            drawn.append(
+                (index, draw_anchors(self.samples[index], stage, self.config.max_length, rng))
+            )
+        return drawn
+
+    def _loss(self, sample: Sample, stage: Stage, anchors: list[int]) -> AnswerLoss:
+        token_ids = torch.tensor(
+            sample.token_ids[: self.config.max_length], device=self.model.transformer.device
+        )
+        top = (
+            sample.top_logits()
+            if self.config.distillation > 0 and self.config.teacher == "recorded"
+            else None
+        )
+        loss: AnswerLoss = self.objective(token_ids, len(sample.prompt_ids), anchors, stage, top)
+        return loss
+
+    def save(self, path: Path) -> None:
+        """Write everything that going on needs, whole or not at all."""
+        progress = Progress(self.step, self.slots_seen, self.seconds, self._identity())
+        self.parallel.save(path, self.objective, self.optimizer, progress)
+
+    def load(self, path: Path) -> None:
+        """Go on from `save`. Raises InvalidRequest where the state is damaged, or the drafter or
+        the configuration is another."""
+        found = self.parallel.read_progress(path)
+        for name, value in self._identity().items():
+            if not _same(name, found.identity.get(name), value):
+                raise InvalidRequest(
+                    f"{path} belongs to a run with another {name}; choose another output directory"
+                )
+        self.parallel.load(path, self.objective, self.optimizer)
+        self.step, self.slots_seen, self.seconds = found.step, found.slots_seen, found.seconds
+
+    def _identity(self) -> dict[str, str]:
+        """What a run must have in common with the state that it goes on from."""
+        return {
+            "training configuration": self.config.model_dump_json(),
+            "drafter configuration": self.model.config.model_dump_json(),
+            **self._extra_identity,
+        }
+
+
+def _same(name: str, found: str | None, wanted: str) -> bool:
+    """Whether two identities agree; an older configuration lacks keys that have come since, and
+    then means their defaults."""
+    kinds: dict[str, type[BaseModel]] = {
+        "training configuration": TrainConfig,
+        "drafter configuration": DrafterConfig,
+    }
+    if name not in kinds:
+        return found in (None, wanted)
+    try:
+        return found is not None and kinds[name].model_validate_json(found) == kinds[
+            name
+        ].model_validate_json(wanted)
+    except ValidationError:
+        return False
+
+
+def draw_anchors(sample: Sample, stage: Stage, max_length: int, rng: random.Random) -> list[int]:
+    """Positions of a stage's anchors in a sample's answer, ascending; all there are where it has no
+    more."""
+    places = range(len(sample.prompt_ids), min(len(sample.token_ids), max_length) - MIN_ANSWER + 1)
+    return sorted(rng.sample(places, min(stage.anchors, len(places))))
+
+
+def usable(samples: list[Sample], max_length: int) -> tuple[list[Sample], dict[str, int]]:
+    """The samples that can be trained on, and how many can't for each reason. Raises InvalidRequest
+    where none can."""
+    good, left_out = [], Counter[str]()
+    for sample in samples:
+        if not sample.prompt_ids:
+            left_out["the prompt is empty"] += 1
+        elif len(sample.answer_ids) < MIN_ANSWER:
+            left_out[f"the answer has fewer than {MIN_ANSWER} tokens"] += 1
+        elif len(sample.prompt_ids) + MIN_ANSWER > max_length:
+            left_out[
+                f"the prompt leaves no room for an answer in a max_length of {max_length}"
+            ] += 1
+        else:
+            good.append(sample)
+    if not good:
+        reasons = "; ".join(f"{count} because {reason}" for reason, count in left_out.items())
+        raise InvalidRequest(
+            f"the corpus has no sample that can be trained on: {reasons or 'it is empty'}"
+        )
+    return good, dict(left_out)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from d3d.hub.tiny import tiny_transformer
+from d3d.target.native import NativeEngine
+
+
+@pytest.fixture(scope="session")
+def target() -> NativeEngine:
+    """A Llama-like target of 97 tokens and 512 positions."""
+    return NativeEngine(tiny_transformer())
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    """Whatever a test did to a worker, nothing of d3d's runs on (but a thread that was told to
+    hang)."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = [
+            t
+            for t in set(threading.enumerate()) - before
+            if t.name.startswith("d3d-") and not getattr(t, "may_stay", False)
+        ]
+        if not left:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"threads left behind: {left}")
