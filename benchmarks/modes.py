@@ -28,7 +28,7 @@ import torch
 import d3d
 from d3d.core.types import SamplingParams
 from d3d.lab.bench.lossless import compare, label, tolerance
-from d3d.lab.tune.intervals import paired_ratio
+from d3d.lab.stats import paired_ratio
 from d3d.train.prompts import read_prompts
 
 

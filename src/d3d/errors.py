@@ -1,5 +1,10 @@
 """Errors that a user can act on. Each message says what is wrong, where, and what to do."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
 
 class D3DError(Exception):
     """Base of all errors that d3d raises on purpose; the command line prints it as one line and
@@ -26,3 +31,15 @@ class Disconnected(Exception):  # no D3DError: whoever uses a line has to deal w
 
 class WorkerFailed(D3DError):
     """A draft worker that could not be started."""
+
+
+def first_problem(error: Any, known: Iterable[str] = ()) -> str:
+    """The first problem of a pydantic ValidationError, in one line that names the field.
+
+    known: the fields that there are, listed if an unknown one was given."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"{name}: there is no such key; there are: {', '.join(known)}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message

@@ -1,7 +1,8 @@
-"""One process at a time in a directory that is written to over hours."""
+"""Files that grow over hours: one process at a time in a directory, and append-only JSON lines."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,9 @@ from d3d.errors import InvalidRequest
 
 @contextmanager
 def alone_in(directory: Path, what: str) -> Iterator[None]:
-    """Hold the directory, which is made where it is missing; a process that dies lets it go.
-    `what`: who works here, for a reader.
+    """Hold a directory, which is made if it is missing; a process that dies lets go of it.
 
-    Raises InvalidRequest where another process holds it.
-    """
+    what: who works here, for messages. Raises InvalidRequest if another process holds it."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory / ".lock", timeout=0)
     try:
@@ -30,3 +29,71 @@ def alone_in(directory: Path, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+class Journal:
+    """Append-only lines of JSON. A line that a kill or a full disk has torn is never read.
+
+    Before the next line is written, a torn one is cut off; if the journal is `shared`, since other
+    processes may be writing, it is ended instead, and readers pass over it."""
+
+    def __init__(self, path: Path, *, shared: bool = False, permissions: int = 0o666) -> None:
+        """permissions: of a new file."""
+        self.path = path
+        self._shared, self._permissions = shared, permissions
+
+    def append(self, *lines: str) -> None:
+        """Add lines, without their ends, in one write. Raises OSError, also for a full disk."""
+        if not lines:
+            return
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._permissions)
+        try:
+            start = "" if self._ends_whole(file) else "\n"
+            content = (start + "".join(f"{line}\n" for line in lines)).encode()
+            if os.write(file, content) < len(content):
+                raise OSError("the disk is full")
+        finally:
+            os.close(file)
+
+    def _ends_whole(self, file: int) -> bool:
+        """Whether the next line may follow at once, after a torn one has been cut."""
+        end = os.lseek(file, 0, os.SEEK_END)
+        if not end or os.pread(file, 1, end - 1) == b"\n":
+            return True
+        if not self._shared:
+            self.cut_torn_line()
+        return not self._shared
+
+    def cut_torn_line(self) -> int:
+        """Cut off what follows the last line's end; the size in bytes that is left."""
+        if not self.path.is_file():
+            return 0
+        with self.path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            position = size
+            while position:
+                step = min(position, 1 << 16)
+                position = file.seek(position - step)
+                found = file.read(step).rfind(b"\n")
+                if found >= 0:
+                    position += found + 1
+                    break
+            if position < size:
+                file.truncate(position)
+            return position
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Whole lines with their numbers, from 1, empty ones left out; nothing if there is no file.
+        Raises InvalidRequest if it can't be read as UTF-8."""
+        if not self.path.exists():
+            return
+        number = 0
+        try:
+            with self.path.open(encoding="utf-8", newline="\n") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith("\n") and line.strip():
+                        yield number, line
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"{self.path}, after line {number}: it can't be read ({error})"
+            ) from error

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.plan.test_simulate import FixedCosts
 
 from d3d.core.types import Preparation, RoundStats
 from d3d.decoding.timeline import chrome_trace
@@ -16,6 +15,7 @@ from d3d.lab.plan.fused_rounds import fused_rounds
 from d3d.lab.plan.hits import hit_rates, recall_of, split_budget
 from d3d.lab.plan.simulate import serial
 from d3d.lab.plan.trace import Trace, of_histogram, of_mean, read_trace
+from lab.plan.test_simulate import FixedCosts
 
 
 def written(directory: Path, record: Any) -> Path:

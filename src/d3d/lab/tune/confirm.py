@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from d3d.errors import InvalidRequest
-from d3d.lab.tune.intervals import Interval, paired_ratio
+from d3d.lab.stats import Interval, paired_ratio
 from d3d.lab.tune.measure import Measured, Measurer
 from d3d.lab.tune.search import Show, Stop, Trial
 from d3d.lab.tune.setups import Setup
