@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import d3d
-from d3d.drafting.packed_pass import PackedDrafter
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.corpus import Sample
 from d3d.train.outcome_replay import replay_outcomes
 from support.tiny_model import write_tiny_drafter

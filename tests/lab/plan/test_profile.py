@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import d3d as d3d_api
-from d3d.drafting.fused_budget import BUDGETS
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.check import Assumed, check
 from d3d.lab.plan.measure import Grid, Measurement, _facts, _memory, grid_cells
@@ -18,6 +17,7 @@ from d3d.lab.plan.plan import fastest_rows
 from d3d.lab.plan.probes import Probes
 from d3d.lab.plan.profile import Facts, Memory, Point, Profile, Run, point, read_profile
 from d3d.lab.plan.trace import Measured, Trace, TracedRound, of_histogram
+from d3d.methods.fused.rows import BUDGETS
 from support.command import d3d
 from support.tiny_model import write_tiny_drafter
 
