@@ -1,7 +1,9 @@
 """What every method's config has in common, and what methods are built from.
 
 A method is one folder: a config class (fields, ranges, help), a drafter, and `build`. Flags, preset
-files, dry runs, the space of `d3d tune` and error messages follow from the config class."""
+files, dry runs, the space of `d3d tune` and error messages follow from the config class.
+
+Config modules import torch inside functions only, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
 
 from d3d.errors import InvalidRequest
-from d3d.hub.fingerprint import weights_fingerprint
-from d3d.model.drafter import DrafterConfig, DrafterModel
 
 if TYPE_CHECKING:
+    import torch
+
     from d3d.engine.drafter import Drafter, Target
     from d3d.hub.open_model import OpenModel, TargetModel
     from d3d.methods.async_.opening import Running
+    from d3d.model.drafter import DrafterConfig, DrafterModel
 
 DEFAULT_DRAFT_LENGTH = 5
 
@@ -97,6 +99,8 @@ class Parts:
     @cached_property
     def drafter_fingerprint(self) -> str:
         """Identity of the drafter's weights, configuration and draft vocabulary, hex."""
+        from d3d.hub.fingerprint import weights_fingerprint
+
         assert self.drafter is not None
         fields = [weights_fingerprint(self.drafter.trainable())]
         fields.append(self.drafter.config.model_dump_json())

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
-from d3d.methods.async_.async_drafter import AsyncDrafter
-from d3d.methods.async_.coordinator import MissPolicy, Policy
-from d3d.methods.async_.opening import open_coordinator
 from d3d.methods.async_.outcomes import MOST_OUTCOMES
-from d3d.methods.async_.placement import (
-    Placement,
-    available_cores,
-    check_placement,
-    default_placement,
-    worker_cores,
-)
 from d3d.methods.base import (
     DEFAULT_DRAFT_LENGTH,
     Built,
@@ -27,6 +16,9 @@ from d3d.methods.base import (
     Parts,
     checked_draft_length,
 )
+
+MissPolicy = Literal["draft_now", "bonus_only"]
+Placement = Literal["thread", "processes", "streams", "devices"]
 
 DEFAULT_OUTCOMES = 1
 """The budget of least time per token on two CPU cores; where rows are nearly free, more pay."""
@@ -61,6 +53,8 @@ class AsyncConfig(MethodConfig):
     placement: Where = None
 
     def resolve(self, facts: Facts) -> AsyncConfig:
+        from d3d.methods.async_.placement import check_placement, default_placement
+
         drafter = facts.need_drafter("async")
         facts.need_native("async")
         length = checked_draft_length(self.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
@@ -76,6 +70,10 @@ class AsyncConfig(MethodConfig):
         )
 
     def describe(self, facts: Facts) -> dict[str, Any]:
+        import torch
+
+        from d3d.methods.async_.placement import available_cores, worker_cores
+
         fields, cores = super().describe(facts), available_cores()
         share = worker_cores(cores) if fields["placement"] == "processes" else []
         if share:
@@ -87,6 +85,10 @@ class AsyncConfig(MethodConfig):
 
     def build(self, parts: Parts) -> Built:
         """The worker starts with the first request (`Drafter.ready`)."""
+        from d3d.methods.async_.async_drafter import AsyncDrafter
+        from d3d.methods.async_.coordinator import Policy
+        from d3d.methods.async_.opening import open_coordinator
+
         chosen = self.resolve(parts.facts)
         assert parts.drafter is not None
         assert chosen.placement is not None

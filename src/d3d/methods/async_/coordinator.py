@@ -11,11 +11,11 @@ import time
 import weakref
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
-from typing import Literal
 
 from d3d.engine.drafter import Draft
 from d3d.engine.round import Preparation, Readiness
 from d3d.errors import WorkerFailed
+from d3d.methods.async_.config import MissPolicy
 from d3d.methods.async_.messages import (
     DraftNow,
     Failed,
@@ -31,8 +31,6 @@ from d3d.methods.async_.messages import (
 from d3d.methods.async_.outcomes import MOST_OUTCOMES, Outcome
 from d3d.methods.async_.speculation_cache import SpeculationCache
 from d3d.methods.async_.worker_link import WorkerLink
-
-MissPolicy = Literal["draft_now", "bonus_only"]
 
 MOST_FAILURES = 3
 """After so many failures in a row a sequence asks the worker no more."""

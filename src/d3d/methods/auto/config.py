@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from d3d.errors import D3DError, InvalidRequest
-from d3d.methods.async_.auto_placement import room_for_worker
 from d3d.methods.async_.config import AsyncConfig, OnMiss, Outcomes, Where
-from d3d.methods.async_.placement import available_cores
-from d3d.methods.auto.drafter import AutoDrafter
 from d3d.methods.base import Built, DraftLength, Facts, Lookup, MethodConfig, Parts
-from d3d.methods.costs import machine_costs
 from d3d.methods.fused.config import FusedConfig, FusedRows
 from d3d.methods.serial.config import DenoiseSteps, DraftConfidence, LeastKept, SerialConfig
 
@@ -43,6 +39,9 @@ class AutoConfig(MethodConfig):
     def candidates(self, facts: Facts) -> tuple[dict[str, MethodConfig], dict[str, str]]:
         """Methods that can be tried, in that order, and why the others can't. Raises
         InvalidRequest for options that only methods look at which are left out."""
+        from d3d.methods.async_.auto_placement import room_for_worker
+        from d3d.methods.async_.placement import available_cores
+
         if facts.drafter is None:
             left_out = dict.fromkeys(_CONFIGS, "there is no drafter")
             self._refuse_options_of(left_out)
@@ -94,6 +93,9 @@ class AutoConfig(MethodConfig):
 
     def build(self, parts: Parts) -> Built:
         """The target is fused mode's, if that is among the methods."""
+        from d3d.methods.auto.drafter import AutoDrafter
+        from d3d.methods.costs import machine_costs
+
         found, left_out = self.candidates(parts.facts)
         built = {}
         for method, config in found.items():

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.fingerprint import first_difference
 from d3d.methods.base import DEFAULT_DRAFT_LENGTH, Built, DraftLength, Facts, MethodConfig, Parts
-from d3d.methods.draft_model.drafter import DraftModelDrafter, autoregressive_head
 
 
 class DraftModelConfig(MethodConfig):
@@ -22,6 +20,9 @@ class DraftModelConfig(MethodConfig):
         return self.model_copy(update={"draft_length": self.draft_length or DEFAULT_DRAFT_LENGTH})
 
     def build(self, parts: Parts) -> Built:
+        from d3d.hub.fingerprint import first_difference
+        from d3d.methods.draft_model.drafter import DraftModelDrafter, autoregressive_head
+
         chosen = self.resolve(parts.facts)
         model = parts.draft_model
         if model is not None:

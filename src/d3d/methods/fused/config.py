@@ -8,15 +8,6 @@ from pydantic import Field
 
 from d3d.errors import InvalidRequest
 from d3d.methods.base import Built, DraftLength, Facts, Lookup, MethodConfig, Parts
-from d3d.methods.costs import machine_costs
-from d3d.methods.fused.engine import (
-    LONGEST_COPY,
-    FusedEngine,
-    check_fused_config,
-    longest_fused_draft,
-)
-from d3d.methods.fused.rows import best_rows, row_price
-from d3d.target.native import NativeTarget
 
 DEFAULT_FUSED_DRAFT_LENGTH = 6
 
@@ -40,6 +31,12 @@ class FusedConfig(MethodConfig):
     lookup: Lookup = None
 
     def resolve(self, facts: Facts) -> FusedConfig:
+        from d3d.methods.fused.engine import (
+            LONGEST_COPY,
+            check_fused_config,
+            longest_fused_draft,
+        )
+
         drafter = facts.need_drafter("fused")
         facts.need_native("fused")
         check_fused_config(drafter, clean_rows_are_targets=facts.clean_rows_are_targets)
@@ -63,6 +60,11 @@ class FusedConfig(MethodConfig):
         return {"rows": "measured at the start"} | super().describe(facts)
 
     def build(self, parts: Parts) -> Built:
+        from d3d.methods.costs import machine_costs
+        from d3d.methods.fused.engine import FusedEngine
+        from d3d.methods.fused.rows import best_rows, row_price
+        from d3d.target.native import NativeTarget
+
         chosen = self.resolve(parts.facts)
         target, drafter = parts.target, parts.drafter
         assert isinstance(target, NativeTarget)

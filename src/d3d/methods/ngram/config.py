@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from d3d.methods.base import DEFAULT_DRAFT_LENGTH, Built, DraftLength, Facts, MethodConfig, Parts
-from d3d.methods.ngram.drafter import NgramDrafter
 
 DEFAULT_LONGEST = 3
 
@@ -49,6 +48,8 @@ class NgramConfig(MethodConfig):
         )
 
     def build(self, parts: Parts) -> Built:
+        from d3d.methods.ngram.drafter import NgramDrafter
+
         chosen = self.resolve(parts.facts)
         shortest, longest = chosen.prompt_lookup_min or 1, chosen.prompt_lookup_max or 1
         return Built(parts.target, NgramDrafter(chosen.max_draft_length, shortest, longest))

@@ -17,7 +17,6 @@ from d3d.methods.base import (
     Parts,
     checked_draft_length,
 )
-from d3d.methods.serial.drafter import BlockDrafter
 
 DenoiseSteps = Annotated[
     int | None,
@@ -64,6 +63,8 @@ class SerialConfig(MethodConfig):
         return self.model_copy(update={"draft_length": length, "num_denoise_steps": steps})
 
     def build(self, parts: Parts) -> Built:
+        from d3d.methods.serial.drafter import BlockDrafter
+
         chosen = self.resolve(parts.facts)
         assert parts.drafter is not None
         drafter = BlockDrafter(
