@@ -9,9 +9,9 @@ from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.outcomes import Place, likely_outcomes
 from d3d.drafting.packed_pass import PackedDrafter
 from d3d.hub.tiny import tiny_transformer
+from d3d.train.acceptance import HitCounts, total_hits
 from d3d.train.corpus import Sample
-from d3d.train.evaluate import replay
-from d3d.train.outcome_replay import Hits, replay_outcomes, total_hits
+from d3d.train.replay import replay, replay_outcomes
 from support.drafters import reference_draft, text, tiny_drafter
 
 
@@ -116,7 +116,7 @@ def test_clean_rows_of_the_targets_own_weights_foresee_a_greedy_answer() -> None
 
 
 def test_counts_of_several_answers_add_up_and_others_do_not() -> None:
-    one, other = Hits(2, (1, 4)), Hits(2, (1, 4))
+    one, other = HitCounts(2, (1, 4)), HitCounts(2, (1, 4))
     outcomes = [Outcome(0, 1), Outcome(2, 5), Outcome(1, 3)]
     one.add(outcomes, Outcome(0, 1), 2)
     one.add(outcomes, Outcome(1, 3), 2)
@@ -125,7 +125,7 @@ def test_counts_of_several_answers_add_up_and_others_do_not() -> None:
     assert whole.wanted == [1, 2, 0]
     assert whole.hits == {1: [1, 0, 0], 4: [1, 1, 0]}
     assert whole.to_dict()["hit_rate"] == {"1": pytest.approx(1 / 3), "4": pytest.approx(2 / 3)}
-    assert Hits(2, (1,)).hit_rate == {1: None}
-    for parts in ([one, Hits(3, (1, 4))], [one, Hits(2, (1, 8))], []):
+    assert HitCounts(2, (1,)).hit_rate == {1: None}
+    for parts in ([one, HitCounts(3, (1, 4))], [one, HitCounts(2, (1, 8))], []):
         with pytest.raises(ValueError, match="add up"):
             total_hits(parts)

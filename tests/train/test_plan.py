@@ -17,7 +17,7 @@ from d3d.model.transformer import Transformer
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
-from d3d.train.plan import Machine, Plan, plan_run
+from d3d.train.plan import Machine, TrainingPlan
 from d3d.train.trainer import Trainer
 from d3d.train.work import (
     AnswerShape,
@@ -60,13 +60,14 @@ def plan(
     samples: list[Sample] | None = None,
     machine: Machine | None = None,
     **train: Any,
-) -> Plan:
+) -> TrainingPlan:
     stages = (Stage(share=0.5, block_size=3, anchors=6), Stage(share=0.5, block_size=6, anchors=4))
     settings = {"steps": 10, "answers_per_step": 2, "max_length": 64, "stages": stages, **train}
     config = RunConfig(
         drafter=DrafterSpec(block_size=8, delta=DELTAS[kind]), train=TrainConfig(**settings)
     )
-    return plan_run(config, "target", shape_of(), samples, machine or Machine(CPU, torch.float32))
+    here = machine or Machine(CPU, torch.float32)
+    return TrainingPlan(config, "target", shape_of(), samples, here)
 
 
 @every_kind

@@ -1,8 +1,8 @@
-"""The training pass: a clean text and the slots of many blocks hung at anchors inside its answer.
+"""The training pass: a clean text, and the slots of many blocks hung at anchors inside its answer.
 
-Where the deltas act at slots only, clean rows hold nothing to learn: they run once without
-gradients, and the slots attend to their keys and values. Else one pass with gradients holds clean
-rows and slots. The masks are the ones of drafting."""
+If deltas act at slots only, clean rows have nothing to learn: they run once without gradients, and
+the slots attend to their keys and values. Otherwise one pass with gradients holds clean rows and
+slots. The masks are those of drafting."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch import Tensor
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.kv_cache import KeyValueStore, KVCache, PassThrough
 from d3d.model.masks.dense import dense
-from d3d.model.masks.rules import Rows, block_rules, union
-from d3d.train.block_attention import BlockAttention
-from d3d.train.flex import FlexStore
+from d3d.model.masks.rules import Rows, Rule, block_rules, union
+from d3d.train.attention import BlockStore, FlexStore
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,15 @@ class BlockBatch:
     rows: Rows
     """Fields int64 [num_blocks * num_slots]."""
     token_ids: Tensor
-    """int64 [num_blocks * num_slots]: negative where a slot is masked."""
+    """int64 [num_blocks * num_slots]; negative at masked slots."""
     targets: Tensor
-    """int64 [num_blocks, num_slots]: index in the text of the token that each slot predicts; may
+    """int64 [num_blocks, num_slots]: position in the text of the token that each slot predicts; may
     lie past its end."""
 
 
 def hang_blocks(text: Tensor, anchors: Tensor, num_slots: int, config: DrafterConfig) -> BlockBatch:
-    """text: int64 [length], token ids; anchors: int64 [num_blocks], their positions in it."""
+    """Blocks of `num_slots` slots at anchors. text: token ids, int64 [length]; anchors: positions
+    in it, int64 [num_blocks]."""
     last_seen = anchors - 1 if config.anchor_slot else anchors
     positions = last_seen[:, None] + torch.arange(1, num_slots + 1, device=anchors.device)
     blocks = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(positions)
@@ -46,19 +46,18 @@ def hang_blocks(text: Tensor, anchors: Tensor, num_slots: int, config: DrafterCo
         blocks.flatten(),
         torch.zeros_like(positions).flatten(),
     )
-    return BlockBatch(
-        rows, token_ids.flatten(), positions + 1 if config.alignment == "next" else positions
-    )
+    targets = positions + 1 if config.alignment == "next" else positions
+    return BlockBatch(rows, token_ids.flatten(), targets)
 
 
 @torch.no_grad()
 def clean_pass(model: DrafterModel, token_ids: Tensor) -> tuple[Tensor, KVCache]:
-    """token_ids int64 [length] -> final hidden states [length, hidden_size] and the cache of the
-    clean text."""
+    """token_ids int64 [length] -> final hidden states [length, hidden_size], and the text's
+    cache."""
     length = len(token_ids)
     cache = model.transformer.new_cache(1, length)
     clean = Rows.clean(torch.arange(length, device=token_ids.device))
-    mask = dense(union(block_rules(model.config.block_attention)), clean, clean)[None]
+    mask = dense(_rule(model), clean, clean)[None]
     hidden = model.hidden(token_ids[None], clean.position[None], mask, cache, 0)
     cache.advance([length])
     return hidden[0], cache
@@ -67,18 +66,16 @@ def clean_pass(model: DrafterModel, token_ids: Tensor) -> tuple[Tensor, KVCache]
 def slot_pass(model: DrafterModel, cache: KVCache, batch: BlockBatch) -> Tensor:
     """Hidden states of all slots over a cached clean text, [num_blocks * num_slots, hidden_size];
     gradients flow to the slots' weights."""
-    rows = batch.rows
+    rows, rule = batch.rows, _rule(model)
     num_blocks, num_slots = batch.targets.shape
-    rule = union(block_rules(model.config.block_attention))
     clean = Rows.clean(torch.arange(cache.lengths[0], device=rows.position.device))
     store: KeyValueStore
     if rows.position.device.type == "cuda":
         store = FlexStore(rule, rows, Rows.concatenate(clean, rows), cache)
     else:
-        block = rows[:num_slots]  # every block looks alike from inside
-        store = BlockAttention(
-            cache, num_blocks, dense(rule, rows, clean), dense(rule, block, block)
-        )
+        block = rows[:num_slots]  # inside, all blocks have the same mask
+        context_mask, block_mask = dense(rule, rows, clean), dense(rule, block, block)
+        store = BlockStore(cache, num_blocks, context_mask, block_mask)
     count = len(rows.position)
     return model.hidden(batch.token_ids[None], rows.position[None], None, store, count)[0]
 
@@ -88,16 +85,16 @@ def joint_pass(model: DrafterModel, token_ids: Tensor, batch: BlockBatch) -> tup
     gradients."""
     length, count = len(token_ids), len(batch.rows.position)
     rows = Rows.concatenate(Rows.clean(torch.arange(length, device=token_ids.device)), batch.rows)
-    rule = union(block_rules(model.config.block_attention))
-    ids = torch.cat((token_ids, batch.token_ids))
-    if (
-        token_ids.device.type == "cuda" and not model.config.skipped
-    ):  # clean rows alone have another mask in layers that slots pass by
-        hidden = model.hidden(
-            ids[None], rows.position[None], None, FlexStore(rule, rows, rows), count
-        )[0]
+    rule, ids = _rule(model), torch.cat((token_ids, batch.token_ids))
+    mask, store = None, None
+    # in layers that slots skip, clean rows run alone, under another mask
+    if token_ids.device.type == "cuda" and not model.config.skipped:
+        store = FlexStore(rule, rows, rows)
     else:
-        hidden = model.hidden(
-            ids[None], rows.position[None], dense(rule, rows, rows)[None], PassThrough(), count
-        )[0]
+        mask = dense(rule, rows, rows)[None]
+    hidden = model.hidden(ids[None], rows.position[None], mask, store or PassThrough(), count)[0]
     return hidden[:length], hidden[length:]
+
+
+def _rule(model: DrafterModel) -> Rule:
+    return union(block_rules(model.config.block_attention))

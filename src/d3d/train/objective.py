@@ -1,5 +1,5 @@
-"""What one answer teaches: the loss of the slots of many blocks hung in it, and of its clean rows
-where they learn too."""
+"""Training objective of one answer: the loss of the slots of many blocks hung in it, and of its
+clean rows if they are trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from d3d.train.losses import Recorded, Teacher, head_loss, slot_losses, slot_wei
 from d3d.train.top_logits import TopLogits
 
 UNTOLD = 6
-"""One block in so many learns without the previous-token head."""
+"""One block in this many is trained without the previous-token head."""
 
 T = TypeVar("T")
 
@@ -30,14 +30,14 @@ class AnswerLoss(NamedTuple):
 
 
 class AnswerObjective(nn.Module):
-    """The loss as a module whose `forward` holds the whole pass, so that hooks around it (sharded
-    weights) see all of it."""
+    """The loss as a module; its `forward` is the whole pass, so that hooks of sharded weights see
+    all of it."""
 
     def __init__(
         self, model: DrafterModel, config: TrainConfig, compute_dtype: torch.dtype | None = None
     ) -> None:
-        """compute_dtype: what full weights, which are float32, are computed in; None leaves that to
-        who casts them."""
+        """compute_dtype: dtype in which full weights (float32) are computed; None if the caller
+        casts them."""
         super().__init__()
         self.model = model
         self.config = config
@@ -56,51 +56,46 @@ class AnswerObjective(nn.Module):
         top: TopLogits | None = None,
     ) -> AnswerLoss:
         """As `answer_loss`."""
+        text = TrainingText(token_ids, first, top)
         with self._computing():
-            return answer_loss(
-                self.model, Answer(token_ids, first, top), anchors, stage, self.config
-            )
+            return answer_loss(self.model, text, anchors, stage, self.config)
 
     def within(self, work: Callable[[], T]) -> T:
-        """Do work that calls the model; a way in beside `forward`."""
+        """Do work that calls the model outside of `forward`, in the compute dtype."""
         with self._computing():
             return work()
 
     def _computing(self) -> torch.autocast | nullcontext[None]:
-        return (
-            nullcontext()
-            if self._autocast is None
-            else torch.autocast(self.model.transformer.device.type, self._autocast)
-        )
+        # no part of `within`: FSDP hooks that method, and must not be entered twice
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.model.transformer.device.type, self._autocast)
 
 
-class Answer(NamedTuple):
-    """A text to learn from."""
+class TrainingText(NamedTuple):
+    """A text to train on."""
 
     token_ids: Tensor
     """int64 [length]: prompt and answer."""
     first: int
-    """Where the answer begins."""
+    """Position of the answer's first token."""
     top: TopLogits | None = None
-    """The target's best logits at each answer token, where they are to be learnt."""
+    """The target's best logits at each answer token, if they are the teacher."""
 
 
 def answer_loss(
-    model: DrafterModel, answer: Answer, anchors: list[int], stage: Stage, config: TrainConfig
+    model: DrafterModel, text: TrainingText, anchors: list[int], stage: Stage, config: TrainConfig
 ) -> AnswerLoss:
-    """anchors: positions within the answer."""
-    token_ids, first = answer.token_ids, answer.first
-    num_slots = model.config.num_slots(stage.block_size)
-    batch = hang_blocks(
-        token_ids, torch.tensor(anchors, device=token_ids.device), num_slots, model.config
-    )
+    """Loss of the blocks at anchors (positions within the answer)."""
+    token_ids, first = text.token_ids, text.first
+    num_slots, places = model.config.num_slots(stage.block_size), torch.tensor(anchors)
+    batch = hang_blocks(token_ids, places.to(token_ids.device), num_slots, model.config)
     if model.config.clean_rows_are_base:
         clean, cache = clean_pass(model, token_ids)
-        return _slots_loss(
-            model, answer, batch, slot_pass(model, cache, batch), clean, stage, config
-        )
+        slots = slot_pass(model, cache, batch)
+        return _slots_loss(model, text, batch, slots, clean, stage, config)
     clean, slots = joint_pass(model, token_ids, batch)
-    loss, count = _slots_loss(model, answer, batch, slots, None, stage, config)
+    loss, count = _slots_loss(model, text, batch, slots, None, stage, config)
     rows = slice(first - 1, len(token_ids) - 1)
     even = torch.ones(len(token_ids) - first, device=token_ids.device)
     ar_loss = head_loss(clean[rows], model.transformer.head.weight, token_ids[first:], even)
@@ -109,38 +104,36 @@ def answer_loss(
 
 def _slots_loss(
     model: DrafterModel,
-    answer: Answer,
+    text: TrainingText,
     batch: BlockBatch,
     slots: Tensor,
     clean: Tensor | None,
     stage: Stage,
     config: TrainConfig,
 ) -> AnswerLoss:
-    """`clean`: final states of the clean rows where these are the target's own, else None."""
-    token_ids = answer.token_ids
+    """clean: final states of the clean rows if they are the target's own, else None."""
+    token_ids = text.token_ids
     inside = batch.targets < len(token_ids)
     within = batch.targets.clamp(max=len(token_ids) - 1)
     keep = inside.flatten()
     states = _told(model, slots, token_ids, within)
     head, targets = model.transformer.head.weight, token_ids[within].flatten()
-    if config.weighting == "decay":  # needs no look at how the slots do
+    if config.weighting == "decay":  # does not depend on them
         losses = hits = torch.zeros(inside.shape, device=token_ids.device)
     else:
         losses, hits = (
             values.view(inside.shape) for values in slot_losses(states.detach(), head, targets)
         )
     weights = slot_weights(config.weighting, stage.decay, losses, hits, inside).flatten()
-    teacher = _teacher(answer, within.flatten()[keep], clean, config)
-    return AnswerLoss(
-        head_loss(states[keep], head, targets[keep], weights[keep], teacher), int(keep.sum())
-    )
+    teacher = _teacher(text, within.flatten()[keep], clean, config)
+    loss = head_loss(states[keep], head, targets[keep], weights[keep], teacher)
+    return AnswerLoss(loss, int(keep.sum()))
 
 
 def _told(model: DrafterModel, slots: Tensor, token_ids: Tensor, targets: Tensor) -> Tensor:
-    """The slots' states, told the tokens before their targets (int64 [num_blocks, num_slots],
-    places in the text) by the previous-token head. One block in UNTOLD is not, by the place of its
-    anchor: the tokens among which the head chooses are those that a slot finds best without being
-    told."""
+    """States of the slots after the previous-token head has read the tokens before their targets
+    (positions in the text, int64 [num_blocks, num_slots]). One block in UNTOLD, by its anchor's
+    position, goes without: the head chooses among the tokens that a slot ranks best without it."""
     if model.previous_token_head is None:
         return slots
     seen = torch.stack(
@@ -152,17 +145,14 @@ def _told(model: DrafterModel, slots: Tensor, token_ids: Tensor, targets: Tensor
 
 
 def _teacher(
-    answer: Answer, places: Tensor, clean: Tensor | None, config: TrainConfig
+    text: TrainingText, places: Tensor, clean: Tensor | None, config: TrainConfig
 ) -> Teacher | Recorded | None:
-    """places int64 [n]: index in the text of the token that each slot predicts."""
+    """places: position in the text of each slot's target, int64 [n]."""
     if config.distillation == 0:
         return None
-    if answer.top is not None:
-        rows = (places - answer.first).to(answer.top.ids.device)
-        ids = answer.top.ids[rows].to(places.device, torch.int64)
-        return Recorded(
-            ids,
-            answer.top.log_probs[rows].to(places.device).float().softmax(-1),
-            config.distillation,
-        )
+    if text.top is not None:
+        rows = (places - text.first).to(text.top.ids.device)
+        ids = text.top.ids[rows].to(places.device, torch.int64)
+        probabilities = text.top.log_probs[rows].to(places.device).float().softmax(-1)
+        return Recorded(ids, probabilities, config.distillation)
     return None if clean is None else Teacher(clean[places - 1], config.distillation)

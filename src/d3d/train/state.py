@@ -1,5 +1,5 @@
-"""What a later run needs to go on from: one file where one process holds the weights, a directory
-of parts where several share them."""
+"""State of a run on disk: one file if a process holds all weights, a directory of parts if several
+share them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ IDENTITY = {
     "base": "base",
     "corpus": "corpus",
 }
-"""Name of an identity to its name in the file."""
+"""Names of the identities, and their keys in the file."""
 PROGRESS_FILE = "progress.json"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run has come, and which run it is."""
+class RunProgress:
+    """Progress of a run, and its identity."""
 
     step: int
     slots_seen: int
@@ -38,13 +38,12 @@ class Progress:
 
 
 def write_file(
-    path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer, progress: RunProgress
 ) -> None:
-    """Whole or not at all."""
+    """Write the state atomically."""
+    trainable = objective.model.trainable()
     state = {
-        "model": {
-            name: parameter.detach() for name, parameter in objective.model.trainable().items()
-        },
+        "model": {name: parameter.detach() for name, parameter in trainable.items()},
         "optimizer": optimizer.state_dict(),
         "progress": (progress.step, progress.slots_seen, progress.seconds),
         **{IDENTITY[name]: value for name, value in progress.identity.items()},
@@ -55,22 +54,21 @@ def write_file(
 
 
 def read_file(path: Path, device: torch.device | str) -> dict[str, Any]:
-    """Raises InvalidRequest where it is damaged."""
+    """Read a state. Raises InvalidRequest if it is damaged."""
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InvalidRequest(f"{path} is damaged ({error}); remove it to start again") from error
+        raise _damaged(path, error) from error
     return state
 
 
-def file_progress(state: dict[str, Any]) -> Progress:
-    step, slots_seen, seconds = state["progress"]
-    return Progress(
-        step,
-        slots_seen,
-        seconds,
-        {name: state[key] for name, key in IDENTITY.items() if key in state},
-    )
+def _damaged(path: Path, error: BaseException) -> InvalidRequest:
+    return InvalidRequest(f"{path} is damaged ({error}); remove it to start again")
+
+
+def file_progress(state: dict[str, Any]) -> RunProgress:
+    identity = {name: state[key] for name, key in IDENTITY.items() if key in state}
+    return RunProgress(*state["progress"], identity=identity)
 
 
 @torch.no_grad()
@@ -85,7 +83,7 @@ def restore_file(
 def write_parts(
     directory: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Every process writes its own part (`torch.distributed.checkpoint`)."""
+    """Write this process's part (`torch.distributed.checkpoint`)."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(_parts(objective, optimizer), checkpoint_id=directory)
@@ -94,7 +92,7 @@ def write_parts(
 def restore_parts(
     directory: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Every process reads its own part, whoever wrote it. Raises InvalidRequest where it is
+    """Read this process's part, whichever process wrote it. Raises InvalidRequest if it is
     damaged."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -102,15 +100,13 @@ def restore_parts(
     try:
         load(_parts(objective, optimizer), checkpoint_id=directory)
     except (OSError, RuntimeError, EOFError, CheckpointException) as error:
-        raise InvalidRequest(
-            f"{directory} is damaged ({error}); remove it to start again"
-        ) from error
+        raise _damaged(directory, error) from error
 
 
 def _parts(objective: AnswerObjective, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The tensors themselves, so that loading fills them in place. An optimizer that has not
-    stepped yet gets the state that its first step would begin with (torch's own helper takes a step
-    of length 0 for that, which counts as one ever after)."""
+    """The tensors themselves, which loading fills in place. An optimizer that has not stepped yet
+    gets the initial state of its first step (torch's own helper takes a step of length 0 instead,
+    which counts from then on)."""
     trainable = objective.model.trainable()
     for parameter in trainable.values():
         if not optimizer.state[parameter]:
@@ -127,17 +123,14 @@ def _parts(objective: AnswerObjective, optimizer: torch.optim.Optimizer) -> dict
     }
 
 
-def write_progress(directory: Path, progress: Progress) -> None:
-    (directory / PROGRESS_FILE).write_text(
-        json.dumps(dataclasses.asdict(progress)), encoding="utf-8"
-    )
+def write_progress(directory: Path, progress: RunProgress) -> None:
+    content = json.dumps(dataclasses.asdict(progress))
+    (directory / PROGRESS_FILE).write_text(content, encoding="utf-8")
 
 
-def read_progress(directory: Path) -> Progress:
-    """Raises InvalidRequest where it is damaged."""
+def read_progress(directory: Path) -> RunProgress:
+    """Progress stored beside the parts. Raises InvalidRequest if it is damaged."""
     try:
-        return Progress(**json.loads((directory / PROGRESS_FILE).read_text(encoding="utf-8")))
+        return RunProgress(**json.loads((directory / PROGRESS_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidRequest(
-            f"{directory} is damaged ({error}); remove it to start again"
-        ) from error
+        raise _damaged(directory, error) from error
