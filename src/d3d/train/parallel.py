@@ -31,7 +31,7 @@ from d3d.errors import InvalidRequest
 from d3d.hub.checkpoint import replace_directory, restore_interrupted
 from d3d.train import state
 from d3d.train.objective import AnswerObjective
-from d3d.train.state import RunProgress
+from d3d.train.state import RunProgress, Trained
 
 T = TypeVar("T")
 
@@ -82,26 +82,18 @@ class Parallel:
         the same."""
         return objective.within(work)
 
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: RunProgress,
-    ) -> None:
+    def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
         """Write the state atomically."""
-        state.write_file(path, objective, optimizer, progress)
+        state.write_file(path, trained, progress)
 
     def read_progress(self, path: Path) -> RunProgress:
         """Progress of a saved state. Raises InvalidRequest if it is damaged."""
         return state.file_progress(state.read_file(path, "cpu"))
 
-    def load(
-        self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def load(self, path: Path, trained: Trained) -> None:
         """Restore weights and optimizer. Raises InvalidRequest if the state is damaged."""
-        saved = state.read_file(path, objective.model.transformer.device)
-        state.restore_file(saved, objective, optimizer)
+        device = next(iter(trained.parameters.values())).device
+        state.restore_file(state.read_file(path, device), trained)
 
 
 class Replicated(Parallel):
@@ -141,15 +133,9 @@ class Replicated(Parallel):
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: RunProgress,
-    ) -> None:
+    def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
         if self.rank == 0:
-            super().save(path, objective, optimizer, progress)
+            super().save(path, trained, progress)
         dist.barrier()
 
 
@@ -182,20 +168,14 @@ class Sharded(Replicated):
         finally:
             objective.reshard()  # embedding and head; layers reshard themselves
 
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: RunProgress,
-    ) -> None:
+    def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
         partial = path.with_name(f".{path.name}.partial")
         if self.rank == 0:
             restore_interrupted(path)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         dist.barrier()
-        state.write_parts(partial, objective, optimizer)
+        state.write_parts(partial, trained)
         if self.rank == 0:
             state.write_progress(partial, progress)
             replace_directory(partial, path)
@@ -204,10 +184,8 @@ class Sharded(Replicated):
     def read_progress(self, path: Path) -> RunProgress:
         return state.read_progress(path)
 
-    def load(
-        self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-    ) -> None:
-        state.restore_parts(path, objective, optimizer)
+    def load(self, path: Path, trained: Trained) -> None:
+        state.restore_parts(path, trained)
 
 
 @contextmanager

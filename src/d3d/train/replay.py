@@ -18,7 +18,6 @@ from d3d.core.prefix import common_prefix
 from d3d.core.protocols import Preparer, PreparingSession
 from d3d.core.types import Outcome
 from d3d.model.drafter import SEEN_TOKENS, DrafterModel
-from d3d.model.kv_cache import KVCache
 from d3d.train.acceptance import BUDGETS, HitCounts, RoundCounts
 from d3d.train.blocks import clean_pass, hang_blocks, slot_pass
 from d3d.train.corpus import Sample
@@ -44,65 +43,38 @@ def predict_blocks(
     """The drafter's block at each anchor first..len - 2 of a text; `recall` adds ranks.
 
     token_ids: int64 [length]; draft_length: at most the drafter's block_size."""
-    hidden, cache = clean_pass(model, token_ids)
-    anchors = torch.arange(first, len(token_ids) - 1, device=token_ids.device)
-    slots = max(1, model.config.num_slots(draft_length + recall))
-    parts = [
-        _predict(model, token_ids, hidden, cache, chunk, draft_length, recall=recall)
-        for chunk in anchors.split(max(1, SLOTS_A_PASS // slots))
-    ]
-    ranks = [part.ranks for part in parts if part.ranks is not None]
-    tokens = torch.cat([part.tokens for part in parts])
-    return Predicted(tokens, torch.cat(ranks) if ranks else None)
-
-
-def _predict(
-    model: DrafterModel,
-    token_ids: Tensor,
-    hidden: Tensor,
-    cache: KVCache,
-    anchors: Tensor,
-    draft_length: int,
-    *,
-    recall: bool,
-) -> Predicted:
-    one_more = recall and draft_length < model.config.block_size
+    config, (hidden, cache) = model.config, clean_pass(model, token_ids)
+    one_more = recall and draft_length < config.block_size
     # if slots see each other, one more would change the others, so the last guess needs its own
     # pass
-    together = one_more and model.config.block_attention == "causal"
-    logits = _block_logits(model, token_ids, hidden, cache, anchors, draft_length + together)
-    tokens = logits[:, :draft_length].argmax(-1)
-    if not recall:
-        return Predicted(tokens)
-    ranks = [_ranks(logits, token_ids, anchors, 0, tokens)]
-    if one_more and not together:
-        last = _block_logits(model, token_ids, hidden, cache, anchors, draft_length + 1)
-        last = last[:, draft_length:]
-        ranks.append(_ranks(last, token_ids, anchors, draft_length, tokens[:, :0]))
-    return Predicted(tokens, torch.cat(ranks, dim=1))
+    together = one_more and config.block_attention == "causal"
 
+    def logits_at(anchors: Tensor, length: int) -> Tensor:
+        """Float32 [anchors, length, vocab_size], of tokens chosen as in drafting."""
+        rows = [hidden[anchors][:, None]] if config.own_rows else []
+        if num_slots := config.num_slots(length):
+            slots = slot_pass(model, cache, hang_blocks(token_ids, anchors, num_slots, config))
+            rows.append(slots.view(len(anchors), num_slots, -1))
+        states = torch.cat(rows, dim=1)
+        logits = model.draft_logits(states, model.transformer.config.vocab_size)
+        last = _last_tokens(token_ids, anchors)
+        model.choose_in_turn(states, logits, last, own_rows=config.own_rows)
+        return logits
 
-def _block_logits(
-    model: DrafterModel,
-    token_ids: Tensor,
-    hidden: Tensor,
-    cache: KVCache,
-    anchors: Tensor,
-    length: int,
-) -> Tensor:
-    """Float32 logits of the drafted tokens of each anchor's block, [anchors, length, vocab_size].
-
-    Tokens are chosen as in drafting: `DrafterModel.choose_in_turn`, then the best of each row."""
-    config = model.config
-    rows = [hidden[anchors][:, None]] if config.own_rows else []
-    if num_slots := config.num_slots(length):
-        slots = slot_pass(model, cache, hang_blocks(token_ids, anchors, num_slots, config))
-        rows.append(slots.view(len(anchors), num_slots, -1))
-    states = torch.cat(rows, dim=1)
-    logits = model.draft_logits(states, model.transformer.config.vocab_size)
-    last = _last_tokens(token_ids, anchors)
-    model.choose_in_turn(states, logits, last, own_rows=config.own_rows)
-    return logits
+    tokens, ranks = [], []
+    anchors = torch.arange(first, len(token_ids) - 1, device=token_ids.device)
+    slots = max(1, config.num_slots(draft_length + recall))
+    for chunk in anchors.split(max(1, SLOTS_A_PASS // slots)):
+        logits = logits_at(chunk, draft_length + together)
+        drafted = logits[:, :draft_length].argmax(-1)
+        tokens.append(drafted)
+        if recall:
+            columns = [_ranks(logits, token_ids, chunk, 0, drafted)]
+            if one_more and not together:
+                last = logits_at(chunk, draft_length + 1)[:, draft_length:]
+                columns.append(_ranks(last, token_ids, chunk, draft_length, drafted[:, :0]))
+            ranks.append(torch.cat(columns, dim=1))
+    return Predicted(torch.cat(tokens), torch.cat(ranks) if ranks else None)
 
 
 def _last_tokens(token_ids: Tensor, places: Tensor) -> Tensor:

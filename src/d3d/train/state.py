@@ -8,14 +8,12 @@ import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from d3d.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from d3d.train.objective import AnswerObjective
 
 IDENTITY = {
     "training configuration": "training",
@@ -37,14 +35,21 @@ class RunProgress:
     identity: dict[str, str]
 
 
-def write_file(
-    path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer, progress: RunProgress
-) -> None:
+class Trained(NamedTuple):
+    """Weights of a run, and their optimizer."""
+
+    parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+
+def write_file(path: Path, trained: Trained, progress: RunProgress) -> None:
     """Write the state atomically."""
-    trainable = objective.model.trainable()
     state = {
-        "model": {name: parameter.detach() for name, parameter in trainable.items()},
-        "optimizer": optimizer.state_dict(),
+        "model": trained.weights(),
+        "optimizer": trained.optimizer.state_dict(),
         "progress": (progress.step, progress.slots_seen, progress.seconds),
         **{IDENTITY[name]: value for name, value in progress.identity.items()},
     }
@@ -67,60 +72,51 @@ def _damaged(path: Path, error: BaseException) -> InvalidRequest:
 
 
 def file_progress(state: dict[str, Any]) -> RunProgress:
+    step, slots_seen, seconds = state["progress"]
     identity = {name: state[key] for name, key in IDENTITY.items() if key in state}
-    return RunProgress(*state["progress"], identity=identity)
+    return RunProgress(step, slots_seen, seconds, identity)
 
 
 @torch.no_grad()
-def restore_file(
-    state: dict[str, Any], objective: AnswerObjective, optimizer: torch.optim.Optimizer
-) -> None:
-    for name, parameter in objective.model.trainable().items():
+def restore_file(state: dict[str, Any], trained: Trained) -> None:
+    for name, parameter in trained.parameters.items():
         parameter.copy_(state["model"][name])
-    optimizer.load_state_dict(state["optimizer"])
+    trained.optimizer.load_state_dict(state["optimizer"])
 
 
-def write_parts(
-    directory: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-) -> None:
+def write_parts(directory: Path, trained: Trained) -> None:
     """Write this process's part (`torch.distributed.checkpoint`)."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save(_parts(objective, optimizer), checkpoint_id=directory)
+    save(_parts(trained), checkpoint_id=directory)
 
 
-def restore_parts(
-    directory: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-) -> None:
+def restore_parts(directory: Path, trained: Trained) -> None:
     """Read this process's part, whichever process wrote it. Raises InvalidRequest if it is
     damaged."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
-        load(_parts(objective, optimizer), checkpoint_id=directory)
+        load(_parts(trained), checkpoint_id=directory)
     except (OSError, RuntimeError, EOFError, CheckpointException) as error:
         raise _damaged(directory, error) from error
 
 
-def _parts(objective: AnswerObjective, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _parts(trained: Trained) -> dict[str, Any]:
     """The tensors themselves, which loading fills in place. An optimizer that has not stepped yet
     gets the initial state of its first step (torch's own helper takes a step of length 0 instead,
     which counts from then on)."""
-    trainable = objective.model.trainable()
-    for parameter in trainable.values():
-        if not optimizer.state[parameter]:
-            optimizer.state[parameter] = {
+    moments = trained.optimizer.state
+    for parameter in trained.parameters.values():
+        if not moments[parameter]:
+            moments[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }
-    return {
-        "model": {name: parameter.detach() for name, parameter in trainable.items()},
-        "optimizer": {
-            name: dict(optimizer.state[parameter]) for name, parameter in trainable.items()
-        },
-    }
+    optimizer = {name: dict(moments[value]) for name, value in trained.parameters.items()}
+    return {"model": trained.weights(), "optimizer": optimizer}
 
 
 def write_progress(directory: Path, progress: RunProgress) -> None:

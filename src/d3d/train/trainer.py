@@ -22,7 +22,7 @@ from d3d.train.config import Stage, TrainConfig
 from d3d.train.corpus import Sample
 from d3d.train.objective import AnswerLoss, AnswerObjective
 from d3d.train.parallel import Parallel
-from d3d.train.state import RunProgress
+from d3d.train.state import RunProgress, Trained
 
 MIN_ANSWER = 3
 """Shortest answer in tokens: an anchor, its next token, and one that a slot predicts."""
@@ -174,7 +174,7 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write the state atomically."""
         progress = RunProgress(self.step, self.slots_seen, self.seconds, self._identity())
-        self.parallel.save(path, self.objective, self.optimizer, progress)
+        self.parallel.save(path, Trained(self.model.trainable(), self.optimizer), progress)
 
     def load(self, path: Path) -> None:
         """Continue from `save`. Raises InvalidRequest if the state is damaged, or if its drafter or
@@ -185,7 +185,7 @@ class Trainer:
                 raise InvalidRequest(
                     f"{path} belongs to a run with another {name}; choose another output directory"
                 )
-        self.parallel.load(path, self.objective, self.optimizer)
+        self.parallel.load(path, Trained(self.model.trainable(), self.optimizer))
         self.step, self.slots_seen, self.seconds = saved.step, saved.slots_seen, saved.seconds
 
     def _identity(self) -> dict[str, str]:
