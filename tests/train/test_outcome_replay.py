@@ -3,6 +3,8 @@ one by one."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from d3d.core.types import DraftBlock, Outcome
@@ -11,7 +13,7 @@ from d3d.drafting.packed_pass import PackedDrafter
 from d3d.hub.tiny import tiny_transformer
 from d3d.train.acceptance import HitCounts, total_hits
 from d3d.train.corpus import Sample
-from d3d.train.replay import replay, replay_outcomes
+from d3d.train.replay import _is_listed, replay, replay_outcomes
 from support.drafters import reference_draft, text, tiny_drafter
 
 
@@ -118,9 +120,8 @@ def test_clean_rows_of_the_targets_own_weights_foresee_a_greedy_answer() -> None
 def test_counts_of_several_answers_add_up_and_others_do_not() -> None:
     one, other = HitCounts(2, (1, 4)), HitCounts(2, (1, 4))
     outcomes = [Outcome(0, 1), Outcome(2, 5), Outcome(1, 3)]
-    one.add(outcomes, Outcome(0, 1), 2)
-    one.add(outcomes, Outcome(1, 3), 2)
-    other.add(outcomes, Outcome(1, 9), 2)
+    for counts, verdict in ((one, Outcome(0, 1)), (one, Outcome(1, 3)), (other, Outcome(1, 9))):
+        counts.add_round(verdict.num_accepted, partial(_is_listed, verdict, outcomes, 2))
     whole = total_hits([one, other])
     assert whole.wanted == [1, 2, 0]
     assert whole.hits == {1: [1, 0, 0], 4: [1, 1, 0]}

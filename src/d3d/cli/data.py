@@ -33,8 +33,7 @@ def data(
         str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
     ] = "smollm2-135m",
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(help="Prompts not to use, whatever their answer format."),
+        list[str] | None, typer.Option(help="Prompts not to use, whatever their answer format.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Most prompts to take of each source, drawn by seed.", min=1)
@@ -55,8 +54,7 @@ def data(
     temperature: Annotated[
         list[float] | None,
         typer.Option(
-            help="0 writes greedy answers; repeat it for an answer at each. Default: 0.",
-            min=0.0,
+            help="0 writes greedy answers; repeat it for an answer at each. Default: 0.", min=0.0
         ),
     ] = None,
     thinking: ThinkingOption = None,

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def train(
     corpus: Annotated[Path | None, typer.Argument(help="Corpus made by `d3d data`.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Argument(help="Directory of the run; an interrupted run continues."),
+        Path | None, typer.Argument(help="Directory of the run; an interrupted run continues.")
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option(help="Corpus to measure on, never trained on.")
@@ -42,8 +41,7 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run",
-            help="Only print what the run would take; needs no corpus and no weights.",
+            "--dry-run", help="Only print what the run would take; needs no corpus and no weights."
         ),
     ] = False,
     planned_processes: Annotated[
@@ -57,8 +55,7 @@ def train(
     allow_evaluation_prompts: Annotated[
         bool,
         typer.Option(
-            "--allow-evaluation-prompts",
-            help="Train on a corpus with problems of evaluation sets.",
+            "--allow-evaluation-prompts", help="Train on a corpus with problems of evaluation sets."
         ),
     ] = False,
     device: DeviceOption = "auto",

@@ -3,12 +3,10 @@ Their rates and means come from `d3d.engine.metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from d3d.core.types import Outcome
-from d3d.drafting.outcomes import within_budget
 from d3d.engine.metrics import acceptance_at, ratio
 
 RECALL_TOPS = (1, 4, 16)
@@ -16,6 +14,54 @@ RECALL_TOPS = (1, 4, 16)
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 """Outcome budgets for which hits are counted."""
+
+
+@dataclass
+class HitCounts:
+    """Rounds whose verdict was foreseen with n guesses, for several n, by num_accepted."""
+
+    draft_length: int
+    sizes: tuple[int, ...] = BUDGETS
+    """Numbers of guesses."""
+    wanted: list[int] = field(default_factory=list)
+    """Rounds that count, by num_accepted, 0..draft_length."""
+    hits: dict[int, list[int]] = field(default_factory=dict)
+    """Those of them that were foreseen, by size, then as `wanted`."""
+
+    def __post_init__(self) -> None:
+        self.wanted = self.wanted or [0] * (self.draft_length + 1)
+        self.hits = self.hits or {size: [0] * len(self.wanted) for size in self.sizes}
+
+    def add_round(self, num_accepted: int, is_hit: Callable[[int], bool]) -> None:
+        """is_hit: whether the verdict was foreseen, by size."""
+        self.wanted[num_accepted] += 1
+        for size, hits in self.hits.items():
+            hits[num_accepted] += is_hit(size)
+
+    def add(self, other: HitCounts) -> None:
+        """Add counts of the same draft length and sizes."""
+        self.wanted = _sums(self.wanted, other.wanted)
+        self.hits = {size: _sums(hits, other.hits[size]) for size, hits in self.hits.items()}
+
+    @property
+    def hit_rate(self) -> dict[int, float | None]:
+        """By size; None if there was no round."""
+        return {size: _share(sum(hits), sum(self.wanted)) for size, hits in self.hits.items()}
+
+    @property
+    def hit_rate_at(self) -> dict[int, list[float | None]]:
+        """By size, then by num_accepted."""
+        return {
+            size: [_share(hit, of) for hit, of in zip(hits, self.wanted, strict=True)]
+            for size, hits in self.hits.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rounds_wanting": self.wanted,
+            "hit_rate": {str(size): rate for size, rate in self.hit_rate.items()},
+            "hit_rate_at": {str(size): rates for size, rates in self.hit_rate_at.items()},
+        }
 
 
 @dataclass
@@ -31,16 +77,13 @@ class RoundCounts:
     """Answers that had a round."""
     length_sum: float = 0.0
     """Sum of these answers' own acceptance lengths."""
-    bonus_rounds: list[int] = field(default_factory=list)
-    """Rounds whose bonus token has a known rank among the drafter's guesses, by num_accepted."""
-    bonus_hits: dict[int, list[int]] = field(default_factory=dict)
-    """Those whose bonus token was among the first 1, 4, 16 guesses, by num_accepted."""
+    bonus: HitCounts = field(init=False)
+    """Rounds whose bonus token was among the drafter's first 1, 4, 16 guesses. Those at full length
+    do not count if the block has no slot for that guess."""
 
     def __post_init__(self) -> None:
-        zeros = [0] * (self.draft_length + 1)
-        self.histogram = self.histogram or list(zeros)
-        self.bonus_rounds = self.bonus_rounds or list(zeros)
-        self.bonus_hits = self.bonus_hits or {top: list(zeros) for top in RECALL_TOPS}
+        self.histogram = self.histogram or [0] * (self.draft_length + 1)
+        self.bonus = HitCounts(self.draft_length, RECALL_TOPS)
 
     def add_round(self, num_accepted: int, num_committed: int) -> None:
         self.committed += num_committed
@@ -49,9 +92,7 @@ class RoundCounts:
     def add_bonus(self, num_accepted: int, rank: int) -> None:
         """rank: number of other tokens that the drafter held likelier than the bonus token, the
         rejected one left out."""
-        self.bonus_rounds[num_accepted] += 1
-        for top, hits in self.bonus_hits.items():
-            hits[num_accepted] += rank < top
+        self.bonus.add_round(num_accepted, lambda size: rank < size)
 
     def add_answer(self, answer: RoundCounts) -> None:
         """Add the rounds of one answer."""
@@ -70,8 +111,7 @@ class RoundCounts:
         self.answers += other.answers
         self.length_sum += other.length_sum
         self.histogram = _sums(self.histogram, other.histogram)
-        self.bonus_rounds = _sums(self.bonus_rounds, other.bonus_rounds)
-        self.bonus_hits = _sums_by_key(self.bonus_hits, other.bonus_hits)
+        self.bonus.add(other.bonus)
 
     @property
     def rounds(self) -> int:
@@ -95,10 +135,8 @@ class RoundCounts:
 
     @property
     def bonus_recall(self) -> dict[int, list[float | None]]:
-        """By number of guesses (1, 4, 16), then by num_accepted: share of rounds whose bonus token
-        was among them. None if there was no such round, and at full length if the block has no slot
-        for that guess."""
-        return {top: _shares(hits, self.bonus_rounds) for top, hits in self.bonus_hits.items()}
+        """By number of guesses (1, 4, 16), then by num_accepted."""
+        return self.bonus.hit_rate_at
 
 
 def total(draft_length: int, parts: Iterable[RoundCounts]) -> RoundCounts:
@@ -109,71 +147,22 @@ def total(draft_length: int, parts: Iterable[RoundCounts]) -> RoundCounts:
     return whole
 
 
-@dataclass
-class HitCounts:
-    """Hits over the rounds that wanted a successor, that is, those that another round followed."""
-
-    draft_length: int
-    budgets: tuple[int, ...] = BUDGETS
-    wanted: list[int] = field(default_factory=list)
-    """Rounds that wanted a successor, by the verdict's num_accepted, 0..draft_length."""
-    hits: dict[int, list[int]] = field(default_factory=dict)
-    """Those whose verdict was among the outcomes, by budget, then as `wanted`."""
-
-    def __post_init__(self) -> None:
-        zeros = [0] * (self.draft_length + 1)
-        self.wanted = self.wanted or list(zeros)
-        self.hits = self.hits or {budget: list(zeros) for budget in self.budgets}
-
-    def add(self, outcomes: Sequence[Outcome], verdict: Outcome, drafted: int) -> None:
-        """outcomes: listed for the largest budget, for a draft of `drafted` tokens."""
-        self.wanted[verdict.num_accepted] += 1
-        for budget, hits in self.hits.items():
-            hits[verdict.num_accepted] += verdict in within_budget(outcomes, budget, drafted)
-
-    @property
-    def hit_rate(self) -> dict[int, float | None]:
-        """By budget; None if no round wanted a successor."""
-        return {budget: _share(sum(hits), sum(self.wanted)) for budget, hits in self.hits.items()}
-
-    @property
-    def hit_rate_at(self) -> dict[int, list[float | None]]:
-        """By budget, then by num_accepted."""
-        return {budget: _shares(hits, self.wanted) for budget, hits in self.hits.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rounds_wanting": self.wanted,
-            "hit_rate": {str(budget): rate for budget, rate in self.hit_rate.items()},
-            "hit_rate_at": {str(budget): rates for budget, rates in self.hit_rate_at.items()},
-        }
-
-
 def total_hits(parts: Iterable[HitCounts]) -> HitCounts:
     """The sum of several counts. Raises ValueError if there are none, or if their draft lengths or
-    budgets differ."""
+    sizes differ."""
     parts = list(parts)
-    shapes = {(part.draft_length, part.budgets) for part in parts}
+    shapes = {(part.draft_length, part.sizes) for part in parts}
     if len(shapes) != 1:
         raise ValueError(f"hits of {len(shapes)} draft lengths and budgets don't add up")
     whole = HitCounts(*shapes.pop())
     for part in parts:
-        whole.wanted = _sums(whole.wanted, part.wanted)
-        whole.hits = _sums_by_key(whole.hits, part.hits)
+        whole.add(part)
     return whole
 
 
-def _sums(first: Sequence[int], second: Sequence[int]) -> list[int]:
+def _sums(first: list[int], second: list[int]) -> list[int]:
     return [a + b for a, b in zip(first, second, strict=True)]
-
-
-def _sums_by_key(first: dict[int, list[int]], second: dict[int, list[int]]) -> dict[int, list[int]]:
-    return {key: _sums(counts, second[key]) for key, counts in first.items()}
 
 
 def _share(part: int, whole: int) -> float | None:
     return ratio(part, whole) if whole else None
-
-
-def _shares(parts: Sequence[int], wholes: Sequence[int]) -> list[float | None]:
-    return [_share(part, whole) for part, whole in zip(parts, wholes, strict=True)]

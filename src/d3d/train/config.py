@@ -65,8 +65,7 @@ class TrainConfig(BaseModel):
         False, description="compute each layer twice instead of keeping its activations"
     )
     distributed: Distribution = Field(
-        "auto",
-        description="several processes: ddp (all weights in each) or fsdp (weights sharded)",
+        "auto", description="several processes: ddp (all weights in each) or fsdp (weights sharded)"
     )
     seed: int = 0
     stages: tuple[Stage, ...] = Field(

@@ -19,14 +19,7 @@ from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.files import Journal
 from d3d.hub.fingerprint import tokenizer_fingerprint
 from d3d.hub.open_model import OpenModel
-from d3d.train.corpus import (
-    SHARDS,
-    Sample,
-    answer_key,
-    corpus_files,
-    corpus_identity,
-    read_corpus,
-)
+from d3d.train.corpus import SHARDS, Sample, answer_key, corpus_files, corpus_identity, read_corpus
 from d3d.train.top_logits import TopLogits, write_part
 
 MUST_AGREE = {

@@ -95,12 +95,7 @@ class AnswerObjective(nn.Module):
         return AnswerLoss(loss + self.config.ar_weight * ar_loss, count)
 
     def _slots_loss(
-        self,
-        text: TrainingText,
-        places: Tensor,
-        slots: Tensor,
-        clean: Tensor | None,
-        stage: Stage,
+        self, text: TrainingText, places: Tensor, slots: Tensor, clean: Tensor | None, stage: Stage
     ) -> AnswerLoss:
         """places: `BlockBatch.targets`; clean: final states of the clean rows if they are the
         target's own, else None."""

@@ -9,6 +9,7 @@ greedy one: a drafted token is kept while it equals the target's own sample
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from d3d.core.prefix import common_prefix
 from d3d.core.protocols import Preparer, PreparingSession
 from d3d.core.types import Outcome
+from d3d.drafting.outcomes import within_budget
 from d3d.model.drafter import SEEN_TOKENS, DrafterModel
 from d3d.train.acceptance import BUDGETS, HitCounts, RoundCounts
 from d3d.train.blocks import clean_pass, hang_blocks, slot_pass
@@ -214,9 +216,14 @@ def _walk_outcomes(
         counts.add_round(num_accepted, committed)
         anchor += committed
         if anchor < len(token_ids) - 1:
-            outcomes = session.likely_outcomes(text, draft, max(hits.budgets))
-            hits.add(outcomes, Outcome(num_accepted, token_ids[anchor]), len(draft))
+            outcomes = session.likely_outcomes(text, draft, max(hits.sizes))
+            verdict = Outcome(num_accepted, token_ids[anchor])
+            hits.add_round(num_accepted, partial(_is_listed, verdict, outcomes, len(draft)))
     return counts
+
+
+def _is_listed(verdict: Outcome, outcomes: list[Outcome], drafted: int, budget: int) -> bool:
+    return verdict in within_budget(outcomes, budget, drafted)
 
 
 def _over_answers(
