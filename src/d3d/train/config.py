@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from d3d.errors import InvalidRequest, first_problem
 from d3d.model.drafter import Alignment, DeltaConfig, DrafterConfig
@@ -20,10 +20,8 @@ TeacherName = Literal["clean_rows", "recorded"]
 Distribution = Literal["auto", "ddp", "fsdp"]
 
 
-class Stage(BaseModel):
+class Stage(BaseModel, frozen=True, extra="forbid"):
     """A share of the steps, with blocks of one size."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: float = Field(gt=0.0, le=1.0)
     block_size: int = Field(ge=2)
@@ -33,10 +31,8 @@ class Stage(BaseModel):
     )
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """Settings of the training itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(2000, ge=1)
     answers_per_step: int = Field(
@@ -105,10 +101,8 @@ class TrainConfig(BaseModel):
         return self.learning_rate * (self.floor + (1 - self.floor) * left)
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(BaseModel, frozen=True, extra="forbid"):
     """A model by name; in a file, a string is short for its `source`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
     """Preset, directory, GGUF file or hub id."""
@@ -122,10 +116,8 @@ class ModelSpec(BaseModel):
         return {"source": value} if isinstance(value, str) else value
 
 
-class DrafterSpec(BaseModel):
+class DrafterSpec(BaseModel, frozen=True, extra="forbid"):
     """The drafter to train."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     base: ModelSpec | None = None
     """The model whose layers it starts from; None: the target itself."""
@@ -159,10 +151,8 @@ class DrafterSpec(BaseModel):
             raise InvalidRequest(f"drafter: {first_problem(error)}") from error
 
 
-class RunConfig(BaseModel):
+class RunConfig(BaseModel, frozen=True, extra="forbid"):
     """A training configuration file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: ModelSpec | None = None
     """The model that wrote the corpus; `--target` overrides it."""

@@ -3,7 +3,8 @@ on models of the device `meta`."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from d3d.model.from_target import from_target, linear_layers
 from d3d.model.transformer import Transformer
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.train.losses import HEAD_ROWS
+
+T = TypeVar("T")
 
 HEAD_COPIES = 4
 """Tensors of the logits' shape that exist at one time: logits, softmax, error and an
@@ -94,20 +97,17 @@ def kept_bytes(
     token_ids = torch.zeros(length, dtype=torch.int64, device="meta")
     places = torch.zeros(anchors, dtype=torch.int64, device="meta")
     batch = hang_blocks(token_ids, places, num_slots, model.config)
-    kept = _Kept({parameter.untyped_storage()._cdata for parameter in model.parameters()})
     cache_bytes, clean = 0, None
     if model.config.clean_rows_are_base:
         _, cache = clean_pass(model, token_ids)
         # one storage holds all layers
         cache_bytes = sum(tensor.untyped_storage().nbytes() for tensor in cache.read(0, length))
-        with torch.autograd.graph.saved_tensors_hooks(kept.add, kept.back):
-            slots = slot_pass(model, cache, batch)
+        slots, inside = saved_bytes(model, lambda: slot_pass(model, cache, batch))
     else:
-        with torch.autograd.graph.saved_tensors_hooks(kept.add, kept.back):
-            clean, slots = joint_pass(model, token_ids, batch)
-    layers = len(model.transformer.layers)
-    inside = kept.num_bytes
+        both, inside = saved_bytes(model, lambda: joint_pass(model, token_ids, batch))
+        clean, slots = both
     if computed_twice:
+        layers = len(model.transformer.layers)
         rows = slots.shape[0] + (0 if clean is None else length)
         inside = layers * rows * slots.shape[1] * slots.element_size() + inside // layers
     return inside + cache_bytes + _loss_bytes(model, slots, clean)
@@ -122,19 +122,17 @@ def _loss_bytes(model: DrafterModel, slots: Tensor, clean: Tensor | None) -> int
     return HEAD_COPIES * HEAD_ROWS * vocab_size * size + slots.numel() * size
 
 
-class _Kept:
-    """Sums the bytes of the storages that autograd saves, each once, without those of weights."""
+def saved_bytes(model: DrafterModel, work: Callable[[], T]) -> tuple[T, int]:
+    """Result of a forward pass, and the bytes that autograd saves in it, without the weights."""
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, int] = {}
 
-    def __init__(self, weights: set[int]) -> None:
-        self._seen = weights
-        self.num_bytes = 0
-
-    def add(self, tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self.num_bytes += storage.nbytes()
+        if storage._cdata not in weights:
+            saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    def back(self, tensor: Tensor) -> Tensor:
-        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        result = work()
+    return result, sum(saved.values())
