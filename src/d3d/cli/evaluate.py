@@ -70,7 +70,7 @@ def evaluate(
     quantize: QuantizeOption = None,
 ) -> None:
     """Replay rounds on recorded answers, greedy or sampled; prints one JSON object."""
-    from d3d.cli.console import meter, note
+    from d3d.cli.console import note
     from d3d.cli.tables import print_table
     from d3d.decoding.preset_choices import choices_of
     from d3d.errors import InvalidRequest
@@ -81,7 +81,6 @@ def evaluate(
     from d3d.hub.preset_file import is_preset_file
     from d3d.hub.ready import ready_drafters
     from d3d.train.corpus import corpus_files, corpus_identity, read_corpus
-    from d3d.train.replay import by_source
 
     directory = resolve_drafter(drafter)
     read_config(directory)
@@ -104,23 +103,35 @@ def evaluate(
             "answers may differ",
             "yellow",
         )
+    record = _replayed(mode, model, samples, length, guess)
+    if mode == "async":
+        print_table(_hit_table(record), error=True)
+    typer.echo(json.dumps(record))
+
+
+def _replayed(
+    mode: str, model: DrafterModel, samples: list[Sample], draft_length: int, guess: GuessFrom
+) -> dict[str, Any]:
+    """The record that the command prints."""
+    from d3d.cli.console import meter
+    from d3d.train.replay import by_source
+
+    groups, hits = {}, {}
+    done = itertools.count(1)
     with meter(len(samples)) as progress:
-        done = itertools.count(1)
 
         def show() -> None:
             progress.show(next(done), "answers")
 
-        groups, hits = {}, {}
         for key, group in by_source(samples).items():
-            groups[key], hits[key] = _replay(mode, model, group, length, guess, show)
-    record = {"mode": mode, **_acceptance_record(groups, length, len(samples))}
+            groups[key], hits[key] = _replay(mode, model, group, draft_length, guess, show)
+    record = {"mode": mode, **_acceptance_record(groups, draft_length, len(samples))}
     if mode != "serial":  # fused mode guesses no outcome, and async mode has the hit rate
         del record["bonus_recall"]
     if mode == "async":
         record["guess_from"] = guess
         _add_hits(record, {key: counts for key, counts in hits.items() if counts is not None})
-        print_table(_hit_table(record), error=True)
-    typer.echo(json.dumps(record))
+    return record
 
 
 def _replay(

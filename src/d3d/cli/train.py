@@ -170,11 +170,11 @@ def _report(run: TrainingRun, output: Path, *, interrupted: bool) -> None:
         f"best acceptance length {run.best:.3f}"
     )
     if interrupted:
-        note("interrupted; the same command goes on from here")
+        note("interrupted; run the same command to continue")
     elif run.best:
         typer.echo(output / "best")
     else:
-        typer.echo(f"{output}: nothing measured yet; the same command goes on")
+        typer.echo(f"{output}: nothing measured yet; run the same command to continue")
 
 
 def _print_plan(

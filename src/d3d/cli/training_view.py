@@ -81,7 +81,7 @@ class LiveView:
         if self.run.config.bonus_recall:
             for top, recall in acceptance.bonus_recall.items():
                 shares = "  ".join("-" if share is None else f"{share:.2f}" for share in recall)
-                table.add_row(f"bonus in top {top} behind 0, 1, ...", shares)
+                table.add_row(f"bonus in top {top} after 0, 1, ...", shares)
         return table
 
 
