@@ -17,7 +17,7 @@ import pytest
 import d3d
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.corpus import Sample
-from d3d.train.outcome_replay import replay_outcomes
+from d3d.train.replay import replay_outcomes
 from support.tiny_model import write_tiny_drafter
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "miss_policies.py"

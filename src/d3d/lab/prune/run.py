@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from d3d.errors import InvalidRequest
-from d3d.files import alone_in
+from d3d.files import Journal, alone_in
 from d3d.hub.checkpoint import load_drafter, read_config, read_provenance, save_drafter
 from d3d.hub.loading import WEIGHTS_FILE
 from d3d.hub.open_model import OpenModel
@@ -26,8 +26,8 @@ from d3d.lab.prune.removal import depth_layers, removable, without_layer
 from d3d.lab.prune.screening import Probe
 from d3d.model.drafter import DrafterModel
 from d3d.train.config import TrainConfig
-from d3d.train.corpus import Sample, corpus_fingerprint, drop_torn_line
-from d3d.train.evaluate import replay
+from d3d.train.corpus import Sample, corpus_fingerprint
+from d3d.train.replay import replay
 from d3d.train.trainer import Trainer
 
 
@@ -154,7 +154,7 @@ class PruningRun:
         if not log.exists():
             _append(log, self._identity)
             return
-        drop_torn_line(log)
+        Journal(log).cut_torn_line()
         lines = log.read_text(encoding="utf-8").splitlines()
         if not lines or json.loads(lines[0]) != self._identity:
             raise InvalidRequest(
