@@ -12,18 +12,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from d3d.core.types import SamplingParams
-from d3d.decoding.loop import decode
-from d3d.decoding.request import Request, new_request
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request, new_request
+from d3d.engine.sampling import SamplingParams, sample_match
 from d3d.errors import InvalidRequest
 from d3d.hub.chat import encode_chat, heeds_thinking
 from d3d.hub.open_model import OpenModel
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from d3d.train.corpus import Sample, answer_key
 from d3d.train.corpus_writer import CorpusWriter, writer_identity
 from d3d.train.evaluation_sets import SETS
 from d3d.train.prompts import LeftOut, PromptOptions, TrainingPrompt, draw_prompts
-from d3d.train.top_logits import RecordingEngine, TopLogits
+from d3d.train.top_logits import TopLogits, TopLogitsRecorder
 
 
 @dataclass(frozen=True)
@@ -113,32 +113,32 @@ class Answering:
         return batches
 
     def _answer(self, turns: list[_Turn]) -> AnswerBatch:
-        engine = NativeEngine(self.model.transformer)
-        recorder = (
-            RecordingEngine(engine, self.options.top_logits) if self.options.top_logits else None
-        )
-        requests = [self._request(engine, turn) for turn in turns]
-        for _ in decode(recorder or engine, None, requests):
+        target = NativeTarget(self.model.transformer)
+        recorder = TopLogitsRecorder(self.options.top_logits) if self.options.top_logits else None
+        requests = [self._request(target, turn) for turn in turns]
+        engine = Engine(target, accept=recorder or sample_match)
+        for _ in engine.run(requests):
             pass
         samples = [
             Sample(
                 turn.prompt.token_ids,
-                request.sequence.answer_ids,
+                request.answer_ids,
                 turn.prompt.source,
                 turn.temperature,
-                request.sequence.seed,
+                request.seed,
             )
             for turn, request in zip(turns, requests, strict=True)
         ]
-        return AnswerBatch(samples, recorder.recorded() if recorder else None, len(samples))
+        top_logits = [recorder.recorded(request) for request in requests] if recorder else None
+        return AnswerBatch(samples, top_logits, len(samples))
 
-    def _request(self, engine: NativeEngine, turn: _Turn) -> Request:
+    def _request(self, target: NativeTarget, turn: _Turn) -> Request:
         seed = prompt_seed(turn.prompt.token_ids, self.options.seed)
         params = SamplingParams(
             temperature=turn.temperature, max_tokens=self.options.max_tokens, seed=seed
         )
         return new_request(
-            engine, turn.prompt.token_ids, params, eos_token_ids=self.model.eos_token_ids
+            target, turn.prompt.token_ids, params, eos_token_ids=self.model.eos_token_ids
         )
 
     def _next(self, turn: _Turn, answer_ids: list[int]) -> list[_Turn]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from d3d.model.drafter import DrafterConfig, DrafterModel
-from d3d.model.kv_cache import KeyValueStore, KVCache, PassThrough
+from d3d.model.kv_cache import KeyValueStore, PassThrough, Window
 from d3d.model.masks.dense import dense
 from d3d.model.masks.flex import mask_mod
 from d3d.model.masks.rules import Rows, Rule, block_rules, union
@@ -59,19 +59,21 @@ def hang_blocks(text: Tensor, anchors: Tensor, num_slots: int, config: DrafterCo
 
 
 @torch.no_grad()
-def clean_pass(model: DrafterModel, token_ids: Tensor) -> tuple[Tensor, KVCache]:
+def clean_pass(model: DrafterModel, token_ids: Tensor) -> tuple[Tensor, Window]:
     """token_ids int64 [length] -> final hidden states [length, hidden_size], and the text's
     cache."""
     length = len(token_ids)
-    cache = model.transformer.new_cache(1, length)
+    cache = model.transformer.new_cache()
+    cache.open(0, length)
+    window = cache.window([0])
     clean = Rows.clean(torch.arange(length, device=token_ids.device))
     mask = dense(_rule(model), clean, clean)[None]
-    hidden = model.hidden(token_ids[None], clean.position[None], mask, cache, 0)
-    cache.advance([length])
-    return hidden[0], cache
+    hidden = model.hidden(token_ids[None], clean.position[None], mask, window, 0)
+    window.advance([length])
+    return hidden[0], window
 
 
-def slot_pass(model: DrafterModel, cache: KVCache, batch: BlockBatch) -> Tensor:
+def slot_pass(model: DrafterModel, cache: Window, batch: BlockBatch) -> Tensor:
     """Hidden states of all slots over a cached clean text, [num_blocks * num_slots, hidden_size];
     gradients flow to the slots' weights."""
     rows, rule = batch.rows, _rule(model)
@@ -113,7 +115,7 @@ class BlockStore:
     its own block only."""
 
     def __init__(
-        self, cache: KVCache, num_blocks: int, context_mask: Tensor, block_mask: Tensor
+        self, cache: Window, num_blocks: int, context_mask: Tensor, block_mask: Tensor
     ) -> None:
         """context_mask: bool [num_blocks * num_slots, clean keys]; block_mask: bool [num_slots,
         num_slots], the same in every block."""
@@ -157,7 +159,7 @@ class BlockStore:
 class FlexStore:
     """Key-value store whose mask is a rule, so that neither mask nor scores are stored."""
 
-    def __init__(self, rule: Rule, query: Rows, key: Rows, cache: KVCache | None = None) -> None:
+    def __init__(self, rule: Rule, query: Rows, key: Rows, cache: Window | None = None) -> None:
         """query: the pass's rows, fields [rows]; key: fields [keys], the clean text of `cache`, if
         any, then the pass's rows."""
         self._cache = cache

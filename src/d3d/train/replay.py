@@ -4,7 +4,7 @@ answers that the target has written.
 A drafter's proposal depends only on the committed prefix, so wide passes compute the blocks at all
 anchors of an answer, and the rounds are walked afterwards. A sampled answer is replayed like a
 greedy one: a drafted token is kept while it equals the target's own sample
-(`d3d.acceptance.sample_match`), and the recorded tokens are these samples."""
+(`d3d.engine.sampling`), and the recorded tokens are these samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from d3d.core.prefix import common_prefix
-from d3d.core.protocols import Preparer, PreparingSession
-from d3d.core.types import Outcome
-from d3d.drafting.outcomes import within_budget
+from d3d.engine.sampling import common_prefix
+from d3d.methods.async_.outcomes import Outcome, within_budget
+from d3d.methods.async_.preparer import Preparer, PreparingSession
 from d3d.model.drafter import SEEN_TOKENS, DrafterModel
 from d3d.train.acceptance import BUDGETS, HitCounts, RoundCounts
 from d3d.train.blocks import clean_pass, hang_blocks, slot_pass
@@ -90,7 +89,7 @@ def _last_tokens(token_ids: Tensor, places: Tensor) -> Tensor:
 def fused_blocks(
     model: DrafterModel, token_ids: Tensor, first: int, draft_length: int
 ) -> list[list[int]]:
-    """Blocks of fused mode at each anchor first..len - 2 of a text (`d3d.drafting.fused`): the
+    """Blocks of fused mode at each anchor first..len - 2 of a text (`d3d.methods.fused`): the
     slots hang at the token before the anchor, and only the previous-token head sees the anchor's
     id. Empty at `first`, since the prefill prepares no draft."""
     _, cache = clean_pass(model, token_ids)
@@ -197,7 +196,7 @@ def replay_outcomes(
     hits = HitCounts(draft_length, budgets)
 
     def rounds_of(sample: Sample) -> RoundCounts:
-        session = preparer.open(len(sample.token_ids) + draft_length, max(budgets))
+        session = preparer.open(max(budgets))
         return _walk_outcomes(session, sample, draft_length, hits)
 
     return _over_answers(samples, draft_length, rounds_of, on_sample), hits

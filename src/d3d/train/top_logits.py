@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from d3d.core.protocols import TargetEngine, TargetSession
+from d3d.engine.request import Request
+from d3d.engine.sampling import LogitRows, Verdict, sample_match
 from d3d.errors import InvalidCheckpoint
 
 
@@ -80,58 +81,20 @@ def read_top_logits(reference: TopReference, num_tokens: int) -> TopLogits:
     return top
 
 
-class RecordingEngine:
-    """Wraps a target engine and keeps the k best logits of every row; for plain decoding."""
+class TopLogitsRecorder:
+    """An acceptance rule for plain decoding that keeps the k best logits of every answer token."""
 
-    def __init__(self, engine: TargetEngine, k: int) -> None:
-        self._engine, self._k = engine, k
-        self._rows: list[list[TopLogits]] = []
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._rows: dict[int, list[TopLogits]] = {}
 
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.vocab_size
-
-    @property
-    def max_length(self) -> int:
-        return self._engine.max_length
-
-    def open(self, num_sequences: int, capacity: int) -> TargetSession:
-        """Start recording anew."""
-        self._rows = [[] for _ in range(num_sequences)]
-        return _RecordingSession(self._engine.open(num_sequences, capacity), self._k, self._rows)
-
-    def recorded(self) -> list[TopLogits]:
-        """One row per answer token, for each sequence of the last session."""
-        return [TopLogits(*(tensor.cpu() for tensor in _joined(rows))) for rows in self._rows]
-
-
-class _RecordingSession:
-    def __init__(self, session: TargetSession, k: int, rows: list[list[TopLogits]]) -> None:
-        self._session, self._k, self._rows = session, k, rows
-
-    @property
-    def lengths(self) -> list[int]:
-        return self._session.lengths
-
-    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-        logits = self._session.forward(token_ids, last_only=last_only)
-        last = torch.cat([rows[-1:] for rows in logits])
+    def __call__(self, rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Verdict:
+        last = rows.logits()[-1:]
         best = last.topk(min(self._k, last.shape[-1]))
         log_probs = (best.values - last.logsumexp(-1, keepdim=True)).clamp(min=-65504).half()
-        ids = best.indices.int()
-        for row, kept in enumerate(self._rows):
-            kept.append(TopLogits(ids[row : row + 1], log_probs[row : row + 1]))
-        return logits
+        self._rows.setdefault(request.id, []).append(TopLogits(best.indices.int(), log_probs))
+        return sample_match(rows, draft_tokens, request)
 
-    def crop(self, lengths: list[int]) -> None:
-        self._session.crop(lengths)
-
-    def keep(self, rows: list[int]) -> None:
-        self._session.keep(rows)
-        self._rows = [self._rows[row] for row in rows]
-
-    def join(self, count: int) -> None:
-        raise ValueError(
-            f"{count} sequences can't join: rows are recorded for those that the session was "
-            "opened with"
-        )
+    def recorded(self, request: Request) -> TopLogits:
+        """One row per answer token of a request that has ended."""
+        return TopLogits(*(tensor.cpu() for tensor in _joined(self._rows.pop(request.id))))
