@@ -46,11 +46,10 @@ from d3d.errors import InvalidRequest
 from d3d.hub.chat import encode_chat
 from d3d.hub.checkpoint import read_config
 from d3d.hub.fingerprint import weights_fingerprint
-from d3d.hub.loading import drafter_of, resolve_drafter
+from d3d.hub.names import drafter_of, resolve_drafter
+from d3d.hub.open_drafter import ready_apart, ready_drafters
 from d3d.hub.open_model import OpenModel, TargetModel, open_model
-from d3d.hub.preset_file import PresetFile
-from d3d.hub.presets import PRESETS, Preset
-from d3d.hub.ready import ready_apart, ready_drafters
+from d3d.hub.presets import PRESETS, Preset, PresetFile
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.auto_placement import room_for_worker
 from d3d.methods.async_.coordinator import MissPolicy, Policy

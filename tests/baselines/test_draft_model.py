@@ -9,11 +9,11 @@ import pytest
 
 from d3d.baselines.draft_model import DraftModel, autoregressive_head, draft_model
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeEngine
 from support.drafters import sequence, text, tiny_drafter
 from support.runs import PROMPT, make, run, run_all
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny, write_tiny_target
 
 

@@ -19,7 +19,7 @@ def _preset(tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setitem(
             PRESETS, name, replace(PRESETS["smollm2-135m"], name=name, drafter=str(tiny_drafter))
         )
-    monkeypatch.setattr("d3d.hub.loading._preset_target", lambda _preset: tiny_target)
+    monkeypatch.setattr("d3d.hub.names._preset_target", lambda _preset: tiny_target)
 
 
 def test_three_questions_are_answered_twice_and_the_ids_are_equal() -> None:

@@ -19,10 +19,10 @@ from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.pausing import Pausing
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeEngine
 from support.drafters import text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 VOCAB = 97
 

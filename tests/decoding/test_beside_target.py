@@ -13,10 +13,10 @@ from d3d.core.protocols import TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BesideTargetSession, BlockDrafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeEngine, NativeSession
 from support.drafters import every_kind, sequence, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 

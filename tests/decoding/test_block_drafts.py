@@ -15,11 +15,11 @@ from d3d.core.protocols import DraftSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import Alignment, DeltaConfig, DrafterConfig
 from d3d.model.from_target import from_target
 from d3d.target.native import NativeEngine
 from support.runs import PROMPT, SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 PROMPTS = ([5, 17, 80, 3, 41], [60], [9] * 33, [4, 8, 15, 16, 23, 42])
 WAYS = ("greedy", "temperature", "greedy penalties", "top_p")

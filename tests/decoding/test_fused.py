@@ -20,7 +20,6 @@ from d3d.drafting.fused_budget import BUDGETS, best_rows, expected_tokens
 from d3d.drafting.fused_offers import LookedUp, Offer
 from d3d.drafting.fused_plan import NEXT_ROUND, FusedPlan, plan_rows
 from d3d.errors import InvalidRequest
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DrafterModel
 from d3d.model.linear import pack_weights
 from d3d.target.native import NativeEngine
@@ -29,6 +28,7 @@ from d3d.train.corpus import Sample
 from d3d.train.trainer import Trainer
 from support.drafters import block_logits, sequence, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 KINDS: list[Kind] = [

@@ -18,10 +18,10 @@ from d3d.decoding.loop import decode
 from d3d.drafting import block_drafter
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeEngine
 from support.drafters import every_kind, text, tiny_drafter
 from support.runs import SAMPLING, Run, Watched, make, run_all
+from support.tiny import tiny_transformer
 
 LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
 LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)

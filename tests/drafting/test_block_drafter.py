@@ -13,10 +13,10 @@ from d3d.core.sequence import Sequence
 from d3d.drafting import block_drafter
 from d3d.drafting.block_drafter import BlockDrafter, BlockDraftSession, reveal
 from d3d.drafting.layout import MASKED
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.choice import best_of
 from d3d.model.drafter import DrafterModel
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 

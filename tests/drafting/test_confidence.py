@@ -13,11 +13,11 @@ import torch
 from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.confidence import confident_prefix
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeEngine
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
 from support.runs import SAMPLING, make, run_all
+from support.tiny import tiny_transformer
 
 BLOCK = DraftBlock((5, 6, 7), confidences=(0.5, 0.8, 0.1))
 

@@ -13,8 +13,8 @@ from d3d.core.types import Outcome
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.packed_pass import PackedDrafter
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import DRAFT_IDS, load_drafter, save_drafter
-from d3d.hub.tiny import tiny_transformer
+from d3d.hub.checkpoint import DRAFT_IDS, save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.model.drafter import DrafterModel
 from d3d.model.linear import pack_weights
 from d3d.target.native import NativeEngine
@@ -24,6 +24,7 @@ from d3d.train.evaluate import predict_blocks
 from d3d.train.run import TrainingRun, frequent_tokens
 from support.drafters import block_logits, sequence, text, tiny_drafter
 from support.runs import make, run_all
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny, random_drafter, write_tiny_target
 
 IDS = torch.arange(3, 90, 4)

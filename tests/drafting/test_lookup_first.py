@@ -12,10 +12,10 @@ from d3d.core.types import DraftBlock
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.lookup_first import LookupFirst
 from d3d.drafting.ngrams import continuation
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeEngine
 from support.drafters import sequence, text, tiny_drafter
 from support.runs import PROMPT, SAMPLING, make, run_all
+from support.tiny import tiny_transformer
 
 
 class Nines:

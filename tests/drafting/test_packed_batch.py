@@ -12,10 +12,10 @@ from d3d.core.protocols import DraftTask, JointPreparer, PrepareTask
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting import packed_pass
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.transformer import Transformer
 from support.drafters import every_kind, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 Asked = tuple[list[int], list[int], list[Outcome], int]

@@ -15,11 +15,11 @@ from d3d.drafting.layout import MASKED
 from d3d.drafting.outcomes import Doubt
 from d3d.drafting.packed_layout import PackedLayout, packed_layout
 from d3d.drafting.packed_pass import PackedDrafter, PackedSession
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.masks.dense import elementwise
 from d3d.model.masks.rules import packed_rules, union
 from support.drafters import block_logits, every_kind, sequence, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 DRAFT = [7, 50, 3, 88]

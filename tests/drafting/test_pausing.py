@@ -9,11 +9,11 @@ import pytest
 from d3d.core.sequence import Sequence
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.pausing import RETRY, History, Pausing, PausingSession
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeEngine
 from drafting.test_lookup_first import Nines
 from support.drafters import sequence, text, tiny_drafter
 from support.runs import SAMPLING, make, run_all
+from support.tiny import tiny_transformer
 
 
 def rounds_of(

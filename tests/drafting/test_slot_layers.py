@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from d3d.core.types import Outcome
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.linear import Linear, merge_deltas, pack_weights
 from d3d.target.native import NativeEngine
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from support.drafters import block_logits, reference_draft, sequence, text, tiny_drafter
 from support.runs import make, run_all
+from support.tiny import tiny_transformer
 
 KINDS = {
     f"{'anchor-slot' if anchor_slot else 'clean-anchor'}-{''.join(map(str, layers))}": {

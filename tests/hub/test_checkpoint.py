@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.checkpoint import load_drafter, read_config, restore_interrupted, save_drafter
+from d3d.hub.checkpoint import SCALE, read_config, restore_interrupted, save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.hub.stored_tensors import SCALE
 from d3d.model.drafter import DrafterModel
 from support.drafters import block_logits, sequence
 from support.tiny_model import open_tiny, random_drafter, write_tiny_drafter, write_tiny_target
@@ -203,7 +203,7 @@ def test_no_config_a_damaged_one_a_newer_format_and_an_unknown_key(checkpoint: P
         read_config(checkpoint)
     edit(checkpoint, format=1, temperature=2)
     with pytest.raises(
-        InvalidCheckpoint, match="temperature: this version of d3d knows no such key"
+        InvalidCheckpoint, match="temperature: there is no such key; if a newer d3d wrote it"
     ):
         read_config(checkpoint)
     (checkpoint / "config.json").write_text('{"model_type": ')
@@ -307,7 +307,8 @@ def test_another_tokenizer_is_refused_with_the_first_difference(
     )
     with pytest.raises(
         InvalidCheckpoint,
-        match=r"has another tokenizer than the target .*token id \d+ is '.*' in the first and '.*' in the second",
+        match=r"has another tokenizer than the target .*"
+        r"token id \d+ is '.*' in the first and '.*' in the second",
     ):
         load_drafter(tiny_drafter, other)
 

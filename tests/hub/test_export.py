@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import load_drafter, save_drafter
+from d3d.hub.checkpoint import save_drafter
 from d3d.hub.export import Exported, export_drafter
 from d3d.hub.merged import MASK_TOKEN
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel, open_model
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.kv_cache import PassThrough
@@ -245,7 +246,7 @@ def test_a_drafters_own_mask_token_stays(tiny_target: Path, tmp_path: Path) -> N
     exported = export_drafter(tmp_path / "drafter", tmp_path / "out")
     assert (exported.vocab_size, exported.mask_token_id) == (302, 301)
     assert "lm_head.weight" not in load_file(exported.path / "model.safetensors"), "still tied"
-    assert "Masked places are token id 301;" in (exported.path / "README.md").read_text()
+    assert "Masked positions are token id 301;" in (exported.path / "README.md").read_text()
     with pytest.raises(InvalidRequest, match="are token 301 already"):
         export_drafter(tmp_path / "drafter", tmp_path / "again", mask_token_id=300)
 

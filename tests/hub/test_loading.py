@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub import loading
-from d3d.hub.converted import is_converted
-from d3d.hub.loading import eos_token_ids, load_config, load_tokenizer, read_tensors, resolve_model
+from d3d.hub import names
+from d3d.hub.cache import is_converted
+from d3d.hub.names import resolve_model
+from d3d.hub.open_model import eos_token_ids, load_config, load_tokenizer, read_tensors
 from support.tiny_gguf import TinyGguf, write_tiny_gguf
 
 TEXTS = [
@@ -244,14 +245,14 @@ def test_a_hub_snapshot_that_lacks_a_shard_is_not_taken_for_whole(
     shards(sharded)[0].unlink()
     hub_cache(monkeypatch, tmp_path / "hub", sharded)
     asked: list[str] = []
-    original = loading.fetch_snapshot.__globals__["snapshot_download"]
+    original = names.fetch_snapshot.__globals__["snapshot_download"]
 
     def watch(name: str, **options: object) -> str:
         if not options.get("local_files_only"):
             asked.append(name)
         return str(original(name, **options))
 
-    monkeypatch.setitem(loading.fetch_snapshot.__globals__, "snapshot_download", watch)
+    monkeypatch.setitem(names.fetch_snapshot.__globals__, "snapshot_download", watch)
     with pytest.raises(InvalidCheckpoint, match="missing"):
         read_tensors(resolve_model("org/tiny"))
     assert asked == ["org/tiny"]
@@ -337,7 +338,7 @@ def test_a_second_start_converts_nothing(
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err == "converting tiny.gguf, once\n"  # and nothing of the libraries' own
-    monkeypatch.setattr("d3d.hub.gguf_conversion._read_model", None)
+    monkeypatch.setattr("d3d.hub.gguf._read_model", None)
     started = time.monotonic()
     assert resolve_model(str(gguf.path)) == first
     assert time.monotonic() - started < 1

@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import save_file
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.loading import read_tensors, resolve_model
-from d3d.hub.open_model import open_model, pick_device, pick_dtype
+from d3d.hub.names import resolve_model
+from d3d.hub.open_model import open_model, pick_device, pick_dtype, read_tensors
 from support.tiny_gguf import write_tiny_gguf
 
 CPU = torch.device("cpu")

@@ -19,9 +19,9 @@ from d3d.core.protocols import Preparer, PreparingSession
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.packed_pass import PackedDrafter
 from d3d.engine.rng import uniform
-from d3d.hub.tiny import tiny_transformer
 from support.async_runs import VOCAB
 from support.drafters import tiny_drafter
+from support.tiny import tiny_transformer
 
 DRAFTERS = ("oracle", "noisy", "always wrong", "wrong at 1", "empty", "scripted", "model")
 

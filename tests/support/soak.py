@@ -23,7 +23,6 @@ import psutil
 from d3d.core.protocols import TargetEngine
 from d3d.decoding.loop import Event, decode
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator
 from d3d.methods.async_.placement import available_cores, worker_cores
@@ -33,6 +32,7 @@ from support.async_runs import VOCAB, Slow, async_drafter, coordinating
 from support.drafters import text, tiny_drafter
 from support.mischief import DRAFTERS, Ledger, Mischief, Troublemaker, double
 from support.runs import SAMPLING, Run, make, run
+from support.tiny import tiny_transformer
 
 FAULTS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from d3d.hub.checkpoint import save_drafter
 from d3d.hub.open_model import OpenModel, open_model
-from d3d.hub.tiny import tiny_config, tiny_tensors
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import Linear
+from support.tiny import tiny_config, tiny_tensors
 
 CONTEXT = 256
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.drafting.fused import FusedEngine
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeEngine
 from d3d.train import evaluate
@@ -22,6 +21,7 @@ from d3d.train.corpus import Sample
 from d3d.train.evaluate import by_source, predict_blocks, replay, replay_fused, walk
 from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
 from support.runs import make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 

@@ -8,11 +8,11 @@ import pytest
 from d3d.core.types import DraftBlock, Outcome
 from d3d.drafting.outcomes import Place, likely_outcomes
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.train.corpus import Sample
 from d3d.train.evaluate import replay
 from d3d.train.outcome_replay import Hits, replay_outcomes, total_hits
 from support.drafters import reference_draft, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 
 class Scripted:

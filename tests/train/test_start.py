@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.checkpoint import load_drafter, save_drafter
+from d3d.hub.checkpoint import save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.model.drafter import SEEN_TOKENS, DeltaConfig
 from d3d.model.linear import Linear

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from d3d.decoding.loop import decode
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeEngine
 from d3d.train.top_logits import RecordingEngine
 from support.runs import make
+from support.tiny import tiny_transformer
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 

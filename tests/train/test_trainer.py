@@ -13,9 +13,9 @@ import torch
 
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import load_drafter, read_config
+from d3d.hub.checkpoint import read_config
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import Linear
@@ -27,6 +27,7 @@ from d3d.train.evaluate import replay
 from d3d.train.run import TrainingRun
 from d3d.train.trainer import StepStats, Trainer
 from support.runs import run
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny
 
 BLOCK = 4

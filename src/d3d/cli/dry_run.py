@@ -17,12 +17,11 @@ from d3d.decoding.auto_modes import USUAL_ROWS, refuse_options_of
 from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
 from d3d.drafting.fused import check_fused_config
 from d3d.errors import D3DError, InvalidRequest
-from d3d.hub.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
-from d3d.hub.footprint import footprint, is_here, model_config
-from d3d.hub.loading import WEIGHTS_FILE, resolve_drafter
-from d3d.hub.open_model import pick_device, pick_dtype
+from d3d.hub.checkpoint import DRAFT_IDS, SCALE, CheckpointConfig, read_config
+from d3d.hub.footprint import footprint, model_config
+from d3d.hub.names import is_here, resolve_drafter
+from d3d.hub.open_model import WEIGHTS_FILE, pick_device, pick_dtype
 from d3d.hub.presets import PRESETS, Preset
-from d3d.hub.stored_tensors import SCALE
 from d3d.methods.async_.auto_placement import room_for_worker
 from d3d.methods.async_.coordinator import MissPolicy
 from d3d.methods.async_.placement import (

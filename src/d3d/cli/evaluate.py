@@ -68,10 +68,10 @@ def evaluate(
     from d3d.errors import InvalidRequest
     from d3d.hub.checkpoint import read_config
     from d3d.hub.fingerprint import tokenizer_fingerprint
-    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.names import resolve_drafter
+    from d3d.hub.open_drafter import ready_drafters
     from d3d.hub.open_model import open_model
-    from d3d.hub.preset_file import is_preset_file
-    from d3d.hub.ready import ready_drafters
+    from d3d.hub.presets import is_preset_file
     from d3d.train.corpus import corpus_files, corpus_identity, read_corpus
     from d3d.train.evaluate import by_source, replay, replay_fused
     from d3d.train.outcome_replay import replay_outcomes

@@ -199,8 +199,7 @@ class ModelChoice:
         anything is fetched or read."""
         from d3d.api import MODES
         from d3d.errors import InvalidRequest
-        from d3d.hub.preset_file import is_preset_file
-        from d3d.hub.presets import PRESETS, find_preset
+        from d3d.hub.presets import PRESETS, find_preset, is_preset_file
 
         for option, value in (
             ("--model", self.model),

@@ -26,7 +26,7 @@ def print_plan(
 ) -> None:
     """beside: the directory that paths in the configuration are relative to; calibrate: measure the
     rate where the model is here."""
-    from d3d.hub.footprint import is_here
+    from d3d.hub.names import is_here
     from d3d.train.corpus import read_corpus
     from d3d.train.plan import find_config, plan_run
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from d3d.decoding.modes import MODES, SPARING_OPTIONS, ModeOptions, refuse_foreign
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.preset_file import PresetFile, is_preset_file, read_preset
-from d3d.hub.presets import PRESETS
+from d3d.hub.presets import PRESETS, PresetFile, is_preset_file, read_preset
 
 
 def choices_of(target: str) -> PresetFile | None:

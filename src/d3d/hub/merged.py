@@ -1,5 +1,5 @@
-"""A drafter's tensors under their Hugging Face names, deltas merged, and a row of the embedding for
-its masked places."""
+"""A drafter's tensors under their Hugging Face names: deltas merged, and an embedding row for the
+mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from d3d.errors import InvalidCheckpoint
 from d3d.model.drafter import DrafterModel
 from d3d.model.linear import Linear
-from d3d.model.transformer import Layer, Norm
+from d3d.model.transformer import Layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,33 +23,26 @@ MASK_TOKEN = "<|d3d_mask|>"
 
 @torch.no_grad()
 def merged_tensors(model: DrafterModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Name to tensor of the drafter's decoder, layers numbered from 0, no head where it is tied;
-    without mask vector and previous-token head. Deltas are merged in float32, or what the model is
-    in where that is wider.
+    """Name to tensor of the drafter's decoder in `dtype`: layers numbered from 0, no head if it is
+    tied, no mask vector and no previous-token head.
 
-    Raises InvalidCheckpoint where a value is not finite in `dtype`.
-    """
+    Deltas are merged in float32, or in the model's dtype if that is wider. Raises InvalidCheckpoint
+    if a value is not finite in `dtype`."""
     decoder = model.transformer
-    tensors: dict[str, Tensor] = {
-        EMBEDDING: decoder.embedding,
-        "model.norm.weight": decoder.norm.weight,
-    }
+    tensors = {EMBEDDING: decoder.embedding, "model.norm.weight": decoder.norm.weight}
     if not decoder.config.tied:
         tensors[HEAD] = decoder.head.weight
     merged = {name: tensor.detach().to(dtype) for name, tensor in tensors.items()}
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer, Layer)
-        parts = _layer_tensors(
-            layer
-        )  # some of them are parts of one matrix, which can't be stored as such
-        merged |= {
-            f"model.layers.{index}.{name}": part.detach().to(dtype, copy=True)
-            for name, part in parts.items()
-        }
+        for name, part in _layer_tensors(layer).items():
+            # a copy, since views of one matrix can't be stored
+            merged[f"model.layers.{index}.{name}"] = part.detach().to(dtype, copy=True)
     for name, tensor in merged.items():
         if not torch.isfinite(tensor).all():
             raise InvalidCheckpoint(
-                f"{name} holds values that are not finite in {str(dtype).removeprefix('torch.')}; try float32"
+                f"{name} holds values that are not finite in {str(dtype).removeprefix('torch.')}; "
+                "try float32"
             )
     return merged
 
@@ -57,62 +50,56 @@ def merged_tensors(model: DrafterModel, dtype: torch.dtype) -> dict[str, Tensor]
 def _layer_tensors(layer: Layer) -> dict[str, Tensor]:
     c = layer.config
     queries, keys, wide = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
-    norms: dict[str, Norm | None] = {
+    norms = {
         "input_layernorm": layer.attention_norm,
         "self_attn.q_norm": layer.q_norm,
         "self_attn.k_norm": layer.k_norm,
         "post_attention_layernorm": layer.mlp_norm,
     }
-    tensors = {
-        f"{name}.weight": norm.weight.detach() for name, norm in norms.items() if norm is not None
+    tensors: dict[str, Tensor] = {
+        f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None
     }
-    parts: list[tuple[Linear, dict[str, int]]] = [
-        (
-            layer.qkv,
-            {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys},
-        ),
+    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    for linear, rows in (
+        (layer.qkv, attention),
         (layer.out, {"self_attn.o_proj": c.hidden_size}),
         (layer.gate_up, {"mlp.gate_proj": wide, "mlp.up_proj": wide}),
         (layer.down, {"mlp.down_proj": c.hidden_size}),
-    ]
-    for linear, rows in parts:
-        weights = merged_weight(linear).split(list(rows.values()))
-        tensors |= {f"{name}.weight": weight for name, weight in zip(rows, weights, strict=True)}
-        if linear.bias is not None:
-            tensors |= {
-                f"{name}.bias": bias
-                for name, bias in zip(rows, linear.bias.split(list(rows.values())), strict=True)
-            }
+    ):
+        parts = {"weight": _merged_weight(linear), "bias": linear.bias}
+        for kind, whole in parts.items():
+            if whole is not None:
+                split = whole.split(list(rows.values()))
+                tensors |= {f"{name}.{kind}": t for name, t in zip(rows, split, strict=True)}
     return tensors
 
 
-def merged_weight(linear: Linear) -> Tensor:
-    """The weight that computes on every row what weight and delta compute together, [out_features,
+def _merged_weight(linear: Linear) -> Tensor:
+    """Weight that computes on every row what weight and delta compute together, [out_features,
     in_features]."""
     if linear.up is None or linear.down is None:
-        return linear.weight.detach()
-    return (linear.weight.float() + linear.up.float() @ linear.down.float()).detach()
+        return linear.weight
+    return linear.weight.float() + linear.up.float() @ linear.down.float()
 
 
 @torch.no_grad()
-def give_mask_a_row(
+def add_mask_row(
     tensors: dict[str, Tensor],
     vector: Tensor,
     tokenizer: PreTrainedTokenizerFast,
     token_id: int | None,
 ) -> int:
-    """Make the learned vector a row of the embedding, in place, and return its token id.
+    """Make the learned mask vector a row of the embedding, in place; returns its token id.
 
-    token_id: whose row it replaces; None: a new special token, in a spare row behind the
+    token_id: token whose row it replaces; None: a new special token, in a spare row after the
     tokenizer's tokens or else in an added one. Its row of the head becomes the mean of all rows, so
-    its logit is the mean of all logits and never above the best: a model drafts no masks. A tied
-    head is untied for that."""
+    its logit is the mean of all logits and never above the best: no mask is drafted. A tied head is
+    untied for that."""
     if token_id is None:
         from transformers import AddedToken
 
-        tokenizer.add_special_tokens(
-            {"mask_token": AddedToken(MASK_TOKEN, special=True, normalized=False)}
-        )
+        token = AddedToken(MASK_TOKEN, special=True, normalized=False)
+        tokenizer.add_special_tokens({"mask_token": token})
         token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
     embedding, head = tensors[EMBEDDING], tensors.get(HEAD, tensors[EMBEDDING])
     mean = head.float().mean(0).to(head.dtype)

@@ -1,4 +1,4 @@
-"""Turn a GGUF file, once, into a Hugging Face directory in the cache."""
+"""Convert a GGUF file, once, to a Hugging Face directory in the cache."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.cache import file_sha256, making
-from d3d.hub.converted import converted_directory, is_converted, write_manifest
-from d3d.hub.progress import steps_bar
-from d3d.hub.quiet import first_line, quiet_transformers
+from d3d.hub.cache import (
+    converted_directory,
+    file_sha256,
+    is_converted,
+    making,
+    write_manifest,
+)
+from d3d.hub.terminal import first_line, quiet_transformers, steps_bar
 
 DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""Pre-tokenizers that split digits off one by one, then apply GPT-2's rule (llama.cpp,
+"""Pre-tokenizers that split off single digits, then apply GPT-2's rule (llama.cpp,
 `llama-vocab.cpp`)."""
 
 PLAIN_SPLITTERS = frozenset({"", "default", "gpt-2", "gpt2", "phi-2", "olmo", "jais", "mpt"})
-"""Pre-tokenizers that are GPT-2's rule."""
+"""Pre-tokenizers that apply GPT-2's rule alone."""
 
 
 def convert(path: Path) -> Path:
-    """Hugging Face directory with the weights, config and tokenizer of a GGUF file; made once, then
-    found in the cache.
+    """Hugging Face directory with weights, config and tokenizer of a GGUF file, from the cache if
+    it was converted before.
 
-    Quantised weights are dequantised exactly, which takes float32. A file whose every value is a
-    bfloat16 (or else float16) number is stored as that, so no value ever changes. Raises
-    InvalidCheckpoint for a damaged or unsupported file."""
+    Quantised weights are dequantised exactly, in float32. If every value is a bfloat16 (or else
+    float16) number, they are stored as that, so no value ever changes. Raises InvalidCheckpoint for
+    a damaged or unsupported file."""
     sha256 = file_sha256(path)
     directory = converted_directory(path.stem, sha256)
     if is_converted(directory, sha256):
@@ -59,21 +63,17 @@ def convert(path: Path) -> Path:
 
 
 def narrowest_exact_dtype(model: torch.nn.Module) -> torch.dtype:
-    """The first of bfloat16 and float16 that holds every parameter of a float32 model exactly, else
+    """bfloat16 or else float16 if it holds every parameter of a float32 model exactly, else
     float32."""
     for dtype in (torch.bfloat16, torch.float16):
-        if all(
-            torch.equal(parameter.to(dtype).float(), parameter) for parameter in model.parameters()
-        ):
+        if all(torch.equal(values.to(dtype).float(), values) for values in model.parameters()):
             return dtype
     return torch.float32
 
 
 def _read_model(path: Path) -> Any:
     try:
-        with redirect_stderr(
-            io.StringIO()
-        ):  # its bar has no switch; ours is bound to the real stream
+        with redirect_stderr(io.StringIO()):  # its bar has no switch; ours keeps the real stream
             return AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 gguf_file=path.name,
@@ -83,7 +83,8 @@ def _read_model(path: Path) -> Any:
             )
     except Exception as error:  # transformers raises many kinds for files that it can't read
         raise InvalidCheckpoint(
-            f"{path} can't be read as a GGUF model: {first_line(error)}; fetch it again, or use another one"
+            f"{path} can't be read as a GGUF model: {first_line(error)}; "
+            "fetch it again, or use another one"
         ) from error
 
 
@@ -96,29 +97,23 @@ def _read_tokenizer(path: Path) -> Any:
         raise InvalidCheckpoint(
             f"the tokenizer inside {path} can't be read: {first_line(error)}"
         ) from error
-    restore_splitting(tokenizer, _pre_tokenizer_name(path), path)
+    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
+    _restore_splitting(tokenizer, "" if field is None else str(field.contents()), path)
     return tokenizer
 
 
-def restore_splitting(tokenizer: Any, name: str, path: Path) -> None:
-    """Make a byte-level tokenizer split text as `tokenizer.ggml.pre` says, where transformers does
-    not.
+def _restore_splitting(tokenizer: Any, rule: str, path: Path) -> None:
+    """Make a byte-level tokenizer split text by `rule`, the file's `tokenizer.ggml.pre`.
 
-    transformers knows the rules of Llama 3 and Qwen and falls back to GPT-2's, without a word, for
-    those it does not know."""
+    transformers knows the rules of Llama 3 and Qwen, and silently uses GPT-2's for all others."""
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if not isinstance(splitter, pre_tokenizers.ByteLevel) or name in PLAIN_SPLITTERS:
+    if not isinstance(splitter, pre_tokenizers.ByteLevel) or rule in PLAIN_SPLITTERS:
         return
-    if name not in DIGIT_SPLITTERS:
+    if rule not in DIGIT_SPLITTERS:
         raise InvalidCheckpoint(
-            f"{path} splits text by the rule {name!r}, which is not supported for GGUF files; use the model's Hugging Face directory"
+            f"{path} splits text by the rule {rule!r}, which is not supported for GGUF files; "
+            "use the model's Hugging Face directory"
         )
     digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-
-
-def _pre_tokenizer_name(path: Path) -> str:
-    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
-    return "" if field is None else str(field.contents())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])

@@ -1,0 +1,78 @@
+"""Output on a user's terminal: progress bars, quiet libraries, errors in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+
+@contextmanager
+def download_bar(text: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a download on standard error: a bar on a terminal, else one line.
+
+    Yields a function that takes the number of bytes so far."""
+    console = _console()
+    if not console.is_terminal:
+        console.print(f"{text} ({num_bytes / 1e6:.0f} MB)", highlight=False, soft_wrap=True)
+    with _bar(console, BarColumn(), DownloadColumn(), TransferSpeedColumn()) as progress:
+        task = progress.add_task(text, total=num_bytes)
+        yield lambda done: progress.update(task, completed=min(done, num_bytes))
+
+
+@contextmanager
+def steps_bar(text: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Print `text` on standard error, with a bar of `total` steps below it on a terminal.
+
+    Yields a function that starts the next step, given its name."""
+    console = _console()
+    console.print(text, highlight=False, soft_wrap=True)
+    with _bar(console, BarColumn(), TimeElapsedColumn(), first=SpinnerColumn()) as progress:
+        task = progress.add_task("", total=total)
+        numbers = iter(range(total))
+        yield lambda name: progress.update(task, description=name, completed=next(numbers))
+
+
+def _console() -> Console:
+    return Console(file=sys.stderr)  # bound now: later redirections of stderr don't touch it
+
+
+def _bar(
+    console: Console, *columns: ProgressColumn, first: ProgressColumn | None = None
+) -> Progress:
+    shown = (*([first] if first else []), TextColumn("{task.description}"), *columns)
+    return Progress(*shown, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' bars and its log lines below errors; restored afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, or its class name if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
