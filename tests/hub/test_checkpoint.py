@@ -144,7 +144,10 @@ def test_a_base_that_is_gone_is_named(tmp_path: Path, base: OpenModel) -> None:
     small = write_tiny_target(tmp_path / "small", seed=9)
     drafter = write_tiny_drafter(tmp_path / "d", small)
     shutil.rmtree(small)
-    with pytest.raises(InvalidCheckpoint, match=r"holds deltas over .*small .*neither the target"):
+    with pytest.raises(
+        InvalidCheckpoint,
+        match=r"holds deltas over .*small .*can't be opened: .*not over the target",
+    ):
         load_drafter(drafter, base)
 
 
@@ -152,7 +155,7 @@ def test_a_base_that_has_changed_is_refused(tmp_path: Path, base: OpenModel) -> 
     small = write_tiny_target(tmp_path / "small", seed=9)
     drafter = write_tiny_drafter(tmp_path / "d", small)
     write_tiny_target(small, seed=10)
-    with pytest.raises(InvalidCheckpoint, match="made of other weights than"):
+    with pytest.raises(InvalidCheckpoint, match=r"deltas over .*small .*has other weights now"):
         load_drafter(drafter, base)
 
 

@@ -356,7 +356,7 @@ def test_deltas_need_their_base(tmp_path: Path) -> None:
     saved(open_tiny(target), tmp_path / "drafter")
     moved = target.rename(tmp_path / "moved")
     with pytest.raises(
-        InvalidCheckpoint, match=r"deltas over .*target .*not to be had: .*name it with --target"
+        InvalidCheckpoint, match=r"deltas over .*target .*can't be opened: .*by --target"
     ):
         export_drafter(tmp_path / "drafter", tmp_path / "out")
     assert export_drafter(tmp_path / "drafter", tmp_path / "out", target=str(moved)).path.is_dir()

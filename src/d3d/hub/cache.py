@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -79,7 +79,7 @@ def making(target: Path) -> Iterator[Path]:
     first if `target` exists by then. Raises InvalidCheckpoint if the cache can't be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target):
+        with _locked(target):
             for leftover in target.parent.glob(f"{glob.escape(target.name)}.*{PARTIAL_SUFFIX}"):
                 shutil.rmtree(leftover, ignore_errors=True)
             prefix = f"{target.name}."
@@ -95,18 +95,14 @@ def making(target: Path) -> Iterator[Path]:
         ) from error
 
 
-@contextmanager
-def _lock(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> AbstractContextManager[object]:
+    """The lock of `target`, held until the end of the `with` statement."""
     lock = FileLock(target.parent / f".{target.name}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         print(f"d3d: waiting for another process that makes {target.name}", file=sys.stderr)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def converted_directory(name: str, sha256: str) -> Path:

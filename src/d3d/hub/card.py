@@ -80,12 +80,12 @@ engines that draft in parallel with one."""
 def exported_card(facts: CardFacts, dtype: str, mask: str, limits: list[str]) -> str:
     """README.md of an exported drafter. mask: paragraph on the mask token; limits: as of
     `export_limits`."""
-    what = f"""A d3d drafter with its deltas merged into the weights ({dtype}), so that `transformers`
-loads it like any other model of its family. It is no chat model: it fills blocks of masked
-positions after a text, all of them in one pass, for another model to verify. Engines with parallel
-drafting use such a draft model, for example vLLM (`"method": "draft_model", "parallel_drafting":
-true`, with at most {facts.config.block_size} speculative tokens): the last known token, then masks;
-each row predicts the token after its own position."""
+    what = f"""A d3d drafter with its deltas merged into the weights ({dtype}), so that
+`transformers` loads it like any other model of its family. It is no chat model: it fills blocks of
+masked positions after a text, all of them in one pass, for another model to verify. Engines with
+parallel drafting use such a draft model, for example vLLM (`"method": "draft_model",
+"parallel_drafting": true`, with at most {facts.config.block_size} speculative tokens): the last
+known token, then masks; each row predicts the token after its own position."""
     differs = "\n".join(f"- {limit}" for limit in limits)
     sections = [
         f"# Draft model for {facts.title}, as a plain causal language model",
@@ -154,14 +154,9 @@ def mask_text(token_id: int, token: str | None, config: DrafterConfig, *, tied: 
     """Paragraph on the token at masked positions, and why it is never drafted. tied: if the base's
     head is its embedding."""
     name = f"token id {token_id}" + (f", `{token}`" if token else "")
-    text = (
-        f"Masked positions are {name}; `config.json` names it as `mask_token_id` and `pard_token`."
-    )
+    text = f"Masked positions are {name}; `config.json` has it as `mask_token_id` and `pard_token`."
     if config.mask_token_id is not None:
-        return (
-            f"{text} It is a row of the base that no text uses, and the drafter was trained with "
-            "it as it is."
-        )
+        return f"{text} It is a row of the base that no text uses, left as it was in training."
     untied = " Embedding and head, one matrix in the base, are two for that reason." if tied else ""
     return (
         f"{text} Its embedding is the vector that the drafter has learned. Its row of the head is "
@@ -215,9 +210,9 @@ def _description(facts: CardFacts) -> str:
         "previous-token head": f"width {width}" if width else "none",
     }
     return (
-        "It proposes blocks of tokens by block diffusion, for its target to verify: speculative\n"
-        "decoding, in which the generated text stays the target's own. It reads token ids only, no\n"
-        f"hidden states.\n\n{_table(rows)}"
+        "It proposes blocks of tokens by block diffusion, for its target to verify: speculative "
+        "decoding,\nin which the generated text stays the target's own. It reads token ids only, "
+        f"no hidden states.\n\n{_table(rows)}"
     )
 
 

@@ -19,7 +19,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from d3d.errors import D3DError, InvalidCheckpoint, InvalidRequest
+from d3d.errors import InvalidRequest
 from d3d.hub.card import (
     CARD_FILE,
     CardFacts,
@@ -37,10 +37,9 @@ from d3d.hub.checkpoint import (
     read_provenance,
     share_weights,
 )
-from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.merged import EMBEDDING, HEAD, add_mask_row, merged_tensors
-from d3d.hub.names import resolve_model, resolve_tokenizer
-from d3d.hub.open_drafter import load_drafter
+from d3d.hub.names import resolve_tokenizer
+from d3d.hub.open_drafter import load_drafter, open_base
 from d3d.hub.open_model import (
     OpenModel,
     blank_transformer,
@@ -130,9 +129,11 @@ def _open_base(
     """The model that the drafter is made of, in float32 on the CPU, and its config; with blank
     weights if the checkpoint holds them all."""
     if config.drafter.delta is not None:
-        directory = _base_directory(drafter, config, target)
-        base = open_model(str(directory), device="cpu", dtype="float32")
-        return base, load_config(base.path)
+        named = open_model(target, device="cpu", dtype="float32") if target is not None else None
+        if named is None or named.fingerprint != config.base.fingerprint:
+            hint = "name the model with these weights by --target"
+            named = open_base(drafter, config.base, hint, device="cpu", dtype="float32")
+        return named, load_config(named.path)
     path = drafter / DECODER
     hf_config, tokenizer = load_config(path), load_tokenizer(drafter)
     decoder = blank_transformer(hf_config)
@@ -140,30 +141,6 @@ def _open_base(
     source, fingerprint = config.base.source, config.base.fingerprint
     base = OpenModel(source, path, decoder.config, decoder, tokenizer, ends, fingerprint)
     return base, hf_config
-
-
-def _base_directory(drafter: Path, config: CheckpointConfig, target: str | None) -> Path:
-    """Directory of the weights that the deltas belong to: the target's, or those that the
-    checkpoint names."""
-    if target is not None:
-        path = resolve_model(target)
-        if weights_fingerprint(read_tensors(path)) == config.base.fingerprint:
-            return path
-    source, wanted = config.base.source, config.base.fingerprint
-    drafter_text = f"the drafter {drafter} holds deltas over {source} (fingerprint {wanted[:12]})"
-    try:
-        path = resolve_model(source)
-        fingerprint = weights_fingerprint(read_tensors(path))
-    except D3DError as error:
-        raise InvalidCheckpoint(
-            f"{drafter_text}, which is not to be had: {error}; name it with --target"
-        ) from error
-    if fingerprint != wanted:
-        raise InvalidCheckpoint(
-            f"{drafter_text}, which has other weights now (fingerprint {fingerprint[:12]}); "
-            "name the right ones with --target"
-        )
-    return path
 
 
 def _check_replaceable(mask_token_id: int, config: DrafterConfig, base: OpenModel) -> None:

@@ -107,7 +107,7 @@ def _preset_names() -> str:
 
 
 def _checked_directory(path: Path) -> Path:
-    if not (path / "config.json").is_file():
+    if not _has_config(path):
         ggufs = sorted(path.glob("*.gguf"))
         hint = f"file itself: {ggufs[0]}" if ggufs else "directory of a Hugging Face model"
         raise InvalidCheckpoint(f"{path} holds no config.json; give the {hint}")
@@ -129,7 +129,7 @@ def fetch_snapshot(source: str) -> Path:
 
 def fetch_config(source: str) -> Path:
     """Local directory with at least the config.json of a hub model. Raises InvalidCheckpoint."""
-    return _download(source, ["config.json"], lambda path: (path / "config.json").is_file())
+    return _download(source, ["config.json"], _has_config)
 
 
 def fetch_tokenizer(source: str) -> Path:
@@ -161,8 +161,12 @@ def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]
         ) from error
 
 
+def _has_config(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
+
+
 def _has_tokenizer(directory: Path) -> bool:
-    return (directory / "config.json").is_file() and any(directory.glob("tokenizer*"))
+    return _has_config(directory) and any(directory.glob("tokenizer*"))
 
 
 def _is_complete(directory: Path) -> bool:

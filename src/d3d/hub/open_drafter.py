@@ -13,6 +13,7 @@ from d3d.hub.checkpoint import (
     DECODER,
     DRAFT_IDS,
     SCALE,
+    BaseModelReference,
     CheckpointConfig,
     check_mask_token,
     check_tokenizer,
@@ -89,22 +90,25 @@ def _base(path: Path, config: CheckpointConfig, target: TargetModel) -> Transfor
         return open_model(str(target.path), **names).transformer
     if config.drafter.delta is None:
         return blank_transformer(load_config(path / DECODER), device, dtype)
-    source, fingerprint = config.base.source, config.base.fingerprint[:12]
+    hint = f"they are not over the target {target.source} ({target.fingerprint[:12]}) either"
+    return open_base(path, config.base, hint, **names).transformer
+
+
+def open_base(path: Path, base: BaseModelReference, hint: str, **options: str) -> OpenModel:
+    """Open by name the model that the deltas of the drafter at `path` belong to.
+
+    hint: ends the message if it can't be had. options: `device` and `dtype` of `open_model`. Raises
+    InvalidCheckpoint."""
+    text = f"the drafter {path} holds deltas over {base.source} ({base.fingerprint[:12]})"
     try:
-        base = open_model(source, **names)
+        model = open_model(base.source, **options)
     except D3DError as error:
+        raise InvalidCheckpoint(f"{text}, which can't be opened: {error}; {hint}") from error
+    if model.fingerprint != base.fingerprint:
         raise InvalidCheckpoint(
-            f"the drafter {path} holds deltas over {source} (fingerprint {fingerprint}), which is "
-            f"neither the target {target.source} (fingerprint {target.fingerprint[:12]}) "
-            f"nor to be had: {error}"
-        ) from error
-    if base.fingerprint != config.base.fingerprint:
-        raise InvalidCheckpoint(
-            f"the drafter {path} was made of other weights than {source} has now (fingerprint "
-            f"{fingerprint}, found {base.fingerprint[:12]}); use the weights that it was made of, "
-            "or train it again"
+            f"{text}, which has other weights now ({model.fingerprint[:12]}); {hint}"
         )
-    return base.transformer
+    return model
 
 
 def start_from(path: Path, model: DrafterModel, base: OpenModel) -> None:

@@ -130,26 +130,23 @@ def open_model(
 def pick_device(name: str) -> torch.device:
     """The device of this name; `auto` is the first CUDA device, else the CPU. Raises
     InvalidRequest if it is not there."""
-    usage = "use auto, cpu, cuda or cuda:N"
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device: {name!r} is not supported; {usage}")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(
             "device: no CUDA device is available here; use cpu or auto "
             "(d3d doctor shows what is there)"
         )
-    try:
-        device = torch.device(name)
-        count = torch.cuda.device_count()
-        if device.type == "cuda" and (device.index or 0) >= count:
-            raise InvalidRequest(
-                f"device: {name} is not there, this machine has {count} CUDA devices"
-            )
-        return device
-    except RuntimeError as error:
-        raise InvalidRequest(f"device: {name!r} is not a device; {usage}") from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InvalidRequest(f"device: {name} is not there, this machine has {count} CUDA devices")
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

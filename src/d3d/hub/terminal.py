@@ -27,7 +27,8 @@ def download_bar(text: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
     console = _console()
     if not console.is_terminal:
         console.print(f"{text} ({num_bytes / 1e6:.0f} MB)", highlight=False, soft_wrap=True)
-    with _bar(console, BarColumn(), DownloadColumn(), TransferSpeedColumn()) as progress:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with _progress(console, *columns) as progress:
         task = progress.add_task(text, total=num_bytes)
         yield lambda done: progress.update(task, completed=min(done, num_bytes))
 
@@ -39,7 +40,8 @@ def steps_bar(text: str, total: int) -> Iterator[Callable[[str], None]]:
     Yields a function that starts the next step, given its name."""
     console = _console()
     console.print(text, highlight=False, soft_wrap=True)
-    with _bar(console, BarColumn(), TimeElapsedColumn(), first=SpinnerColumn()) as progress:
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with _progress(console, *columns) as progress:
         task = progress.add_task("", total=total)
         numbers = iter(range(total))
         yield lambda name: progress.update(task, description=name, completed=next(numbers))
@@ -49,11 +51,8 @@ def _console() -> Console:
     return Console(file=sys.stderr)  # bound now: later redirections of stderr don't touch it
 
 
-def _bar(
-    console: Console, *columns: ProgressColumn, first: ProgressColumn | None = None
-) -> Progress:
-    shown = (*([first] if first else []), TextColumn("{task.description}"), *columns)
-    return Progress(*shown, console=console, transient=True, disable=not console.is_terminal)
+def _progress(console: Console, *columns: ProgressColumn) -> Progress:
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
