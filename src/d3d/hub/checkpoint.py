@@ -31,6 +31,7 @@ from d3d.hub.open_model import (
     TargetModel,
     load_tokenizer,
 )
+from d3d.hub.terminal import refusing
 from d3d.model.drafter import DrafterConfig, DrafterModel
 
 FORMAT = 1
@@ -142,10 +143,8 @@ def read_config(path: Path) -> CheckpointConfig:
     file = path / "config.json"
     if not file.is_file():
         raise InvalidCheckpoint(f"{path} is not a drafter: it holds no config.json")
-    try:
+    with refusing(f"{file} is damaged", errors=(OSError, ValueError)):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidCheckpoint(f"{file} is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("model_type") != DRAFTER_TYPE:
         raise InvalidCheckpoint(
             f"{path} is not a d3d drafter but {_describe(content)}; train one with `d3d train`"
@@ -184,10 +183,8 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """Provenance of the checkpoint in a directory, empty if it has none. Raises InvalidCheckpoint
     for a damaged file."""
     file = path / PROVENANCE
-    try:
+    with refusing(f"{file} is damaged", "get the drafter again", (ValueError,)):
         content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise InvalidCheckpoint(f"{file} is damaged: {error}; get the drafter again") from error
     return content if isinstance(content, dict) else {}
 
 
@@ -256,22 +253,18 @@ def unpack(
     }
     wanted = shapes | {name + SCALE: shapes[name][:1] for name in rounded}
     for name in sorted(stored.keys() | wanted.keys()):
-        if name not in stored:
-            raise InvalidCheckpoint(f"{file} lacks {name}; get the drafter again")
-        if name not in wanted:
-            raise InvalidCheckpoint(
-                f"{file} holds {name}, which no drafter of this config has; get the drafter again"
-            )
-        tensor, shape = stored[name], wanted[name]
-        if tensor.shape != shape:
-            raise InvalidCheckpoint(
-                f"{file}: {name} has shape {tuple(tensor.shape)}, the config says {tuple(shape)}"
-            )
-        if not (tensor.is_floating_point() or (name in rounded and tensor.dim() > 1)):
-            raise InvalidCheckpoint(
-                f"{file}: {name} holds {tensor.dtype}, which no drafter stores; "
-                "get the drafter again"
-            )
+        tensor, shape = stored.get(name), wanted.get(name)
+        if tensor is None:
+            problem = f"lacks {name}"
+        elif shape is None:
+            problem = f"holds {name}, which no drafter of this config has"
+        elif tensor.shape != shape:
+            problem = f"holds {name} {tuple(tensor.shape)}, the config says {tuple(shape)}"
+        elif not (tensor.is_floating_point() or (name in rounded and tensor.dim() > 1)):
+            problem = f"holds {name} as {tensor.dtype}, which no drafter stores"
+        else:
+            continue
+        raise InvalidCheckpoint(f"{file} {problem}; get the drafter again")
     return {
         name: stored[name].float() * stored[name + SCALE].float()[:, None]
         if name in rounded

@@ -15,7 +15,7 @@ from d3d.hub.download import find_conversion
 from d3d.hub.names import fetch_config, is_hub_id, resolve_model
 from d3d.hub.open_model import load_config
 from d3d.hub.presets import PRESETS, is_preset_file, read_preset
-from d3d.hub.terminal import first_line, quiet_transformers
+from d3d.hub.terminal import quiet_transformers, refusing
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ def footprint(source: str) -> Footprint:
 
     Raises InvalidCheckpoint, also for a preset that has not been fetched yet."""
     config = model_config(source)
-    try:
+    problem = f"{source} is not a causal language model that can be sized"
+    errors = ValueError, AttributeError, TypeError, ImportError
+    with refusing(problem, errors=errors):
         with torch.device("meta"), quiet_transformers():
             model = AutoModelForCausalLM.from_config(config)
         head_dim = (
@@ -77,10 +79,6 @@ def footprint(source: str) -> Footprint:
             kv_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
             max_length=config.max_position_embeddings,
         )
-    except (ValueError, AttributeError, TypeError, ImportError) as error:
-        raise InvalidCheckpoint(
-            f"{source} is not a causal language model that can be sized: {first_line(error)}"
-        ) from error
 
 
 def model_config(source: str) -> Any:
@@ -97,15 +95,10 @@ def model_config(source: str) -> Any:
     if is_preset_file(source) and not path.is_dir():
         return model_config(read_preset(source).target)
     if path.suffix.lower() == ".gguf" and path.is_file():
-        try:
-            with quiet_transformers():
-                return AutoConfig.from_pretrained(
-                    path.parent, gguf_file=path.name, local_files_only=True
-                )
-        except Exception as error:  # transformers raises many kinds for files that it can't read
-            raise InvalidCheckpoint(
-                f"{path} can't be read as a GGUF model: {first_line(error)}"
-            ) from error
+        with refusing(f"{path} can't be read as a GGUF model"), quiet_transformers():
+            return AutoConfig.from_pretrained(
+                path.parent, gguf_file=path.name, local_files_only=True
+            )
     if is_hub_id(source) and not path.exists():
         return load_config(fetch_config(source))
     return load_config(resolve_model(source))

@@ -15,14 +15,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.cache import (
-    converted_directory,
-    file_sha256,
-    is_converted,
-    making,
-    write_manifest,
-)
-from d3d.hub.terminal import first_line, quiet_transformers, steps_bar
+from d3d.hub.cache import converted_directory, file_sha256, is_converted, making, write_manifest
+from d3d.hub.terminal import quiet_transformers, refusing, steps_bar
 
 DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
 """Pre-tokenizers that split off single digits, then apply GPT-2's rule (llama.cpp,
@@ -72,31 +66,23 @@ def narrowest_exact_dtype(model: torch.nn.Module) -> torch.dtype:
 
 
 def _read_model(path: Path) -> Any:
-    try:
-        with redirect_stderr(io.StringIO()):  # its bar has no switch; ours keeps the real stream
-            return AutoModelForCausalLM.from_pretrained(
-                path.parent,
-                gguf_file=path.name,
-                quantization_config=GgufConfig(dequantize=True),
-                dtype=torch.float32,
-                local_files_only=True,
-            )
-    except Exception as error:  # transformers raises many kinds for files that it can't read
-        raise InvalidCheckpoint(
-            f"{path} can't be read as a GGUF model: {first_line(error)}; "
-            "fetch it again, or use another one"
-        ) from error
+    problem, advice = f"{path} can't be read as a GGUF model", "fetch it again, or use another one"
+    # transformers' bar has no switch, hence the redirection; our bar keeps the real stream
+    with refusing(problem, advice), redirect_stderr(io.StringIO()):
+        return AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+            local_files_only=True,
+        )
 
 
 def _read_tokenizer(path: Path) -> Any:
-    try:
+    with refusing(f"the tokenizer inside {path} can't be read"):
         tokenizer = AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, local_files_only=True
         )
-    except Exception as error:  # as above
-        raise InvalidCheckpoint(
-            f"the tokenizer inside {path} can't be read: {first_line(error)}"
-        ) from error
     field = GGUFReader(path).get_field("tokenizer.ggml.pre")
     _restore_splitting(tokenizer, "" if field is None else str(field.contents()), path)
     return tokenizer

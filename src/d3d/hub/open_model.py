@@ -22,7 +22,7 @@ from transformers import (
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import resolve_model
-from d3d.hub.terminal import first_line, quiet_transformers
+from d3d.hub.terminal import quiet_transformers, refusing
 from d3d.model.config import DecoderConfig, decoder_config
 from d3d.model.int8 import check_quantize
 from d3d.model.transformer import Transformer
@@ -173,26 +173,20 @@ def load_config(path: Path) -> PretrainedConfig:
             f"{path} is a d3d drafter, which can't be a target; "
             "give it as the drafter, and its target as the target"
         )
-    try:
-        with quiet_transformers():
-            config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
-            return config
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidCheckpoint(f"{file} can't be read: {first_line(error)}") from error
+    errors = OSError, ValueError, KeyError, TypeError
+    with refusing(f"{file} can't be read", errors=errors), quiet_transformers():
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+    return config
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """Tokenizer of the model in a directory. Raises InvalidCheckpoint if it is missing or
     damaged."""
-    try:
-        with quiet_transformers():
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                path, local_files_only=True
-            )
-    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
-        raise InvalidCheckpoint(
-            f"the tokenizer in {path} can't be read: {first_line(error)}; fetch the model again"
-        ) from error
+    problem = f"the tokenizer in {path} can't be read"
+    with refusing(problem, "fetch the model again"), quiet_transformers():
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True
+        )
     if len(tokenizer) == 0:
         raise InvalidCheckpoint(
             f"{path} holds no tokenizer; copy the model's tokenizer files (tokenizer.json) there"
@@ -250,22 +244,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _read_file(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise InvalidCheckpoint(f"the weights file {file} is missing; fetch the model again")
-    try:
-        with safe_open(file, framework="pt") as archive:
-            return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InvalidCheckpoint(
-            f"the weights file {file} is damaged: {first_line(error)}; fetch it again"
-        ) from error
+    errors = SafetensorError, OSError, ValueError
+    with (
+        refusing(f"the weights file {file} is damaged", "fetch it again", errors),
+        safe_open(file, framework="pt") as archive,
+    ):
+        return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - not a mapping
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
+    with refusing(f"{file} can't be read", "fetch it again", (OSError, ValueError)):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidCheckpoint(
-            f"{file} can't be read: {first_line(error)}; fetch it again"
-        ) from error
     if not isinstance(content, dict):
         raise InvalidCheckpoint(f"{file} must hold a JSON object; fetch it again")
     return content

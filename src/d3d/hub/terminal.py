@@ -18,6 +18,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from d3d.errors import InvalidCheckpoint
+
 
 @contextmanager
 def download_bar(text: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -69,6 +71,19 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def refusing(
+    problem: str, advice: str = "", errors: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Turn errors of a library into an InvalidCheckpoint of one line: the problem, the first line
+    of the error, and what to do."""
+    try:
+        yield
+    except errors as error:
+        text = f"{problem}: {first_line(error)}" + (f"; {advice}" if advice else "")
+        raise InvalidCheckpoint(text) from error
 
 
 def first_line(error: BaseException) -> str:
