@@ -14,8 +14,8 @@ from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock
 from d3d.drafting.confidence import confident_prefix
 from d3d.drafting.layout import MASKED, DraftLayout, draft_layout
-from d3d.model.choice import Chosen
-from d3d.model.drafter import SEEN_TOKENS, DrafterModel
+from d3d.model.choice import SEEN_TOKENS, Chosen
+from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import clean_rows_are_of
 from d3d.model.kv_cache import KVCache
 from d3d.target.native import NativeSession

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from d3d.core.prefix import common_prefix
-from d3d.model.drafter import SEEN_TOKENS, DrafterModel
+from d3d.model.choice import SEEN_TOKENS
+from d3d.model.drafter import DrafterModel
 from d3d.model.kv_cache import KVCache
 from d3d.train.acceptance import Acceptance
 from d3d.train.blocks import clean_pass, hang_blocks, slot_pass
