@@ -18,8 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from d3d.drafting.block_drafter import BlockDrafter
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.checkpoint import save_drafter
-from d3d.hub.export import Exported, export_drafter
-from d3d.hub.merged import MASK_TOKEN
+from d3d.hub.export import MASK_TOKEN, Exported, export_drafter
 from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel, open_model
 from d3d.model.drafter import DeltaConfig, DrafterModel

@@ -19,7 +19,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.card import (
     CARD_FILE,
     CardFacts,
@@ -37,8 +37,8 @@ from d3d.hub.checkpoint import (
     read_provenance,
     share_weights,
 )
-from d3d.hub.merged import EMBEDDING, HEAD, add_mask_row, merged_tensors
-from d3d.hub.names import resolve_tokenizer
+from d3d.hub.fingerprint import weights_fingerprint
+from d3d.hub.names import resolve_model, resolve_tokenizer
 from d3d.hub.open_drafter import load_drafter, open_base
 from d3d.hub.open_model import (
     OpenModel,
@@ -49,13 +49,17 @@ from d3d.hub.open_model import (
     open_model,
     read_tensors,
 )
-from d3d.model.drafter import DrafterConfig
+from d3d.model.drafter import DrafterConfig, DrafterModel
+from d3d.model.linear import Linear
+from d3d.model.transformer import Layer
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 EXPORT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GENERATION_CONFIG = "generation_config.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+MASK_TOKEN = "<|d3d_mask|>"
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,13 @@ def _open_base(
     """The model that the drafter is made of, in float32 on the CPU, and its config; with blank
     weights if the checkpoint holds them all."""
     if config.drafter.delta is not None:
-        named = open_model(target, device="cpu", dtype="float32") if target is not None else None
-        if named is None or named.fingerprint != config.base.fingerprint:
+        path = None if target is None else resolve_model(target)
+        if path and weights_fingerprint(read_tensors(path)) == config.base.fingerprint:
+            base = open_model(str(path), device="cpu", dtype="float32")
+        else:
             hint = "name the model with these weights by --target"
-            named = open_base(drafter, config.base, hint, device="cpu", dtype="float32")
-        return named, load_config(named.path)
+            base = open_base(drafter, config.base, hint, device="cpu", dtype="float32")
+        return base, load_config(base.path)
     path = drafter / DECODER
     hf_config, tokenizer = load_config(path), load_tokenizer(drafter)
     decoder = blank_transformer(hf_config)
@@ -219,3 +225,94 @@ def _write_generation_config(
     content["suppress_tokens"] = sorted({*(content.get("suppress_tokens") or ()), mask_token_id})
     text = json.dumps(content, indent=2) + "\n"
     (directory / GENERATION_CONFIG).write_text(text, encoding="utf-8")
+
+
+@torch.no_grad()
+def merged_tensors(model: DrafterModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Name to tensor of the drafter's decoder in `dtype`: layers numbered from 0, no head if it is
+    tied, no mask vector and no previous-token head.
+
+    Deltas are merged in float32, or in the model's dtype if that is wider. Raises InvalidCheckpoint
+    if a value is not finite in `dtype`."""
+    decoder = model.transformer
+    tensors = {EMBEDDING: decoder.embedding, "model.norm.weight": decoder.norm.weight}
+    if not decoder.config.tied:
+        tensors[HEAD] = decoder.head.weight
+    merged = {name: tensor.detach().to(dtype) for name, tensor in tensors.items()}
+    for index, layer in enumerate(decoder.layers):
+        assert isinstance(layer, Layer)
+        for name, part in _layer_tensors(layer).items():
+            # a copy, since views of one matrix can't be stored
+            merged[f"model.layers.{index}.{name}"] = part.detach().to(dtype, copy=True)
+    for name, tensor in merged.items():
+        if not torch.isfinite(tensor).all():
+            raise InvalidCheckpoint(
+                f"{name} holds values that are not finite in {str(dtype).removeprefix('torch.')}; "
+                "try float32"
+            )
+    return merged
+
+
+def _layer_tensors(layer: Layer) -> dict[str, Tensor]:
+    c = layer.config
+    queries, keys, wide = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
+    norms = {
+        "input_layernorm": layer.attention_norm,
+        "self_attn.q_norm": layer.q_norm,
+        "self_attn.k_norm": layer.k_norm,
+        "post_attention_layernorm": layer.mlp_norm,
+    }
+    tensors: dict[str, Tensor] = {
+        f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None
+    }
+    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    for linear, rows in (
+        (layer.qkv, attention),
+        (layer.out, {"self_attn.o_proj": c.hidden_size}),
+        (layer.gate_up, {"mlp.gate_proj": wide, "mlp.up_proj": wide}),
+        (layer.down, {"mlp.down_proj": c.hidden_size}),
+    ):
+        parts = {"weight": _merged_weight(linear), "bias": linear.bias}
+        for kind, whole in parts.items():
+            if whole is not None:
+                split = whole.split(list(rows.values()))
+                tensors |= {f"{name}.{kind}": t for name, t in zip(rows, split, strict=True)}
+    return tensors
+
+
+def _merged_weight(linear: Linear) -> Tensor:
+    """Weight that computes on every row what weight and delta compute together, [out_features,
+    in_features]."""
+    if linear.up is None or linear.down is None:
+        return linear.weight
+    return linear.weight.float() + linear.up.float() @ linear.down.float()
+
+
+@torch.no_grad()
+def add_mask_row(
+    tensors: dict[str, Tensor],
+    vector: Tensor,
+    tokenizer: PreTrainedTokenizerFast,
+    token_id: int | None,
+) -> int:
+    """Make the learned mask vector a row of the embedding, in place; returns its token id.
+
+    token_id: token whose row it replaces; None: a new special token, in a spare row after the
+    tokenizer's tokens or else in an added one. Its row of the head becomes the mean of all rows, so
+    its logit is the mean of all logits and never above the best: no mask is drafted. A tied head is
+    untied for that."""
+    if token_id is None:
+        from transformers import AddedToken
+
+        token = AddedToken(MASK_TOKEN, special=True, normalized=False)
+        tokenizer.add_special_tokens({"mask_token": token})
+        token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
+    embedding, head = tensors[EMBEDDING], tensors.get(HEAD, tensors[EMBEDDING])
+    mean = head.float().mean(0).to(head.dtype)
+    added = max(0, token_id + 1 - len(embedding))
+    embedding = torch.cat((embedding, embedding.new_zeros(added, embedding.shape[1])))
+    head = torch.cat((head, mean.expand(added, -1)))
+    embedding[token_id] = vector.to(embedding.dtype)
+    head[token_id] = mean
+    tensors[EMBEDDING], tensors[HEAD] = embedding, head
+    return token_id

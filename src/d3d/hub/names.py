@@ -15,7 +15,7 @@ from d3d.hub.gguf import convert
 from d3d.hub.presets import PRESETS, Preset, is_preset_file, preset_path, read_preset
 from d3d.hub.terminal import first_line
 
-HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 SMALL_FILES = ["*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 
 
@@ -116,7 +116,7 @@ def _checked_directory(path: Path) -> Path:
 
 def is_hub_id(source: str) -> bool:
     """True for names like `org/name` or `org/name@revision`."""
-    return HUB_ID.match(source) is not None
+    return HUB_ID.fullmatch(source) is not None
 
 
 def fetch_snapshot(source: str) -> Path:
@@ -139,12 +139,8 @@ def fetch_tokenizer(source: str) -> Path:
 
 
 def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]) -> Path:
-    match = HUB_ID.match(source)
-    if match is None:
-        raise InvalidCheckpoint(
-            f"{source!r} is not a hub id; write it as org/name or org/name@revision"
-        )
-    name, revision = match["name"], match["revision"]
+    name, _, tag = source.partition("@")
+    revision = tag or None
     try:
         local = Path(snapshot_download(name, revision=revision, local_files_only=True))
         if suffices(local):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,20 +35,17 @@ WEIGHTS_FILE = "model.safetensors"
 DRAFTER_TYPE = "d3d_drafter"
 """`model_type` in the config.json of a drafter checkpoint."""
 
-DTypeName = Literal["float32", "bfloat16", "auto"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TargetModel(Protocol):
-    """A target, whatever runs it."""
+    """A target, whatever runs it. path: its directory; fingerprint: of its weights."""
 
     @property
     def source(self) -> str: ...
 
     @property
-    def path(self) -> Path:
-        """Its directory."""
-        ...
+    def path(self) -> Path: ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast: ...
@@ -57,9 +54,7 @@ class TargetModel(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
 
     @property
-    def fingerprint(self) -> str:
-        """Fingerprint of its weights."""
-        ...
+    def fingerprint(self) -> str: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
