@@ -109,8 +109,8 @@ def test_what_it_drafts_after_loading_is_what_it_drafted_before_saving(
     model = random_drafter(base)
     save_drafter(tmp_path / "d", model, base, storage="float32")
     drafts = [
-        BlockDrafter(one, base.config.vocab_size).open(1, 64).draft([sequence(TEXT)], [6])
-        for one in (model, load_drafter(tmp_path / "d", base))
+        BlockDrafter(drafter, base.config.vocab_size).open(1, 64).draft([sequence(TEXT)], [6])
+        for drafter in (model, load_drafter(tmp_path / "d", base))
     ]
     assert drafts[0] == drafts[1]
 

@@ -1,5 +1,5 @@
 """An exported drafter is a plain model that transformers loads, and that computes what the drafter
-does where all rows use the deltas."""
+does if its deltas act on every row."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved(base: OpenModel, path: Path, **kind: Any) -> DrafterModel:
-    """What a checkpoint at `path` holds, with its deltas on every row."""
+    """Save a drafter at `path` and load it, with its deltas on every row."""
     save_drafter(path, random_drafter(base, **kind), base, storage="float32")
     model = load_drafter(path, base)
     if model.config.delta is not None:
@@ -56,7 +56,7 @@ def saved(base: OpenModel, path: Path, **kind: Any) -> DrafterModel:
 
 @torch.no_grad()
 def our_logits(model: DrafterModel) -> Tensor:
-    """Of every row: the text, then masked slots."""
+    """Logits of every row: the text, then masked slots."""
     ids = torch.tensor([TEXT + [-1] * SLOTS])
     rows = ids.shape[1]
     causal = torch.ones(rows, rows, dtype=torch.bool).tril()[None]

@@ -87,7 +87,7 @@ def test_a_hub_id_that_cannot_be_had_is_named(
 
 def test_a_connection_that_breaks_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class RemoteProtocolError(Exception):
-        """As the hub's HTTP client has it: neither an OSError nor a ValueError."""
+        """Like an error of the hub's HTTP client: neither an OSError nor a ValueError."""
 
     def snapshot_download(*_: object, local_files_only: bool = False, **__: object) -> str:
         if local_files_only:

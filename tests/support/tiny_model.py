@@ -24,7 +24,8 @@ START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}{% endif %}"
+    "{% if enable_thinking is defined %}<think>"
+    "{% if not enable_thinking %}</think>{% endif %}{% endif %}{% endif %}"
 )
 TEXTS = [
     "the cat sat on the mat",

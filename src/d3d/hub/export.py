@@ -71,7 +71,7 @@ class Exported:
     vocab_size: int
     mask_token_id: int
     limits: tuple[str, ...]
-    """What the plain model can't do as the drafter in d3d does, and what an engine may refuse."""
+    """Losses against the drafter in d3d, and reasons for an engine to refuse the model."""
 
 
 def export_drafter(

@@ -1,7 +1,7 @@
 """Presets: a target and a drafter that fit each other, built in or in a file of one's own.
 
 A preset file may be named wherever the name of a preset may. It is YAML or JSON, holds a target, a
-drafter, how they decode and how that was found; unknown keys are refused."""
+drafter, decoding options and the measurements behind them; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class AnswerRounds(BaseModel):
 
 
 class Tuned(BaseModel):
-    """How a preset's choices were found, and what they measured."""
+    """Provenance of a tuned preset, and its measurements."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -146,7 +146,7 @@ class PresetFile(BaseModel):
 
     format: Literal[1] = FORMAT
     target: str
-    """Preset, hub id, or path relative to the file's directory; the drafter likewise."""
+    """Preset, hub id, or path relative to the file's directory; same for `drafter`."""
     drafter: str | None = None
     """None: the target's own drafter if the target is a preset, else none."""
     dtype: str = "auto"

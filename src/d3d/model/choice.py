@@ -51,8 +51,8 @@ def best_few(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     tokens = logits.shape[-1]
     columns = tokens // FOLDS
     if logits.device.type != "cpu" or columns < 4 * count:
-        found = logits.topk(min(count, tokens))
-        return found.values, found.indices
+        best = logits.topk(min(count, tokens))
+        return best.values, best.indices
     folded = logits[..., : columns * FOLDS].unflatten(-1, (FOLDS, columns))
     rest = torch.arange(columns * FOLDS, tokens).expand(*logits.shape[:-1], -1)
     indices = (
