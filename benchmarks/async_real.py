@@ -26,7 +26,7 @@ import torch
 
 import d3d
 from d3d.core.types import SamplingParams
-from d3d.decoding.results import GenerationResult
+from d3d.results import GenerationResult
 from d3d.lab.bench.lossless import Divergence, compare, label, tolerance
 from d3d.train.prompts import read_prompts
 

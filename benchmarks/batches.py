@@ -30,7 +30,7 @@ import torch
 import d3d
 from d3d.api import Model
 from d3d.decoding.many import MODES_OF_MANY
-from d3d.decoding.results import GenerationResult
+from d3d.results import GenerationResult
 from d3d.lab.report.tables import Table, markdown
 from d3d.train.prompts import read_prompts
 

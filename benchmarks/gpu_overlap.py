@@ -33,19 +33,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from d3d.baselines.preparing import foresees, misjudges, sometimes
-from d3d.baselines.scripted import Double, noisy
-from d3d.core.protocols import Preparer, PreparingSession, TargetSession
+from support.doubles import foresees, misjudges, sometimes
+from support.doubles import Double, noisy
+from d3d.methods.async_.preparer import Preparer, PreparingSession
+from d3d.core.protocols import TargetSession
 from d3d.core.sequence import Sequence as Text
 from d3d.core.types import DraftBlock, Outcome, RoundStats, SamplingParams
 from d3d.decoding.loop import decode
-from d3d.decoding.request import new_request
-from d3d.decoding.timeline import overlap
-from d3d.drafting.packed_pass import PackedDrafter
-from d3d.engine.rng import uniform
+from d3d.engine.request import new_request
+from d3d.engine.metrics import overlap
+from d3d.methods.async_.packed_pass import PackedDrafter
+from d3d.engine.sampling import uniform
 from d3d.errors import InvalidRequest
-from d3d.hub.open_model import pick_device
-from d3d.hub.tiny import tensor_shapes, tiny_config, tiny_transformer
+from d3d.hub.open_model import pick_device, tensor_shapes
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
 from d3d.methods.async_.placement import check_placement, default_placement, other_device
@@ -57,6 +57,9 @@ from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeEngine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.tiny import tiny_config, tiny_transformer
 
 BLOCK_SIZE = 16
 ACCEPTANCE_LENGTH = 7.9

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from d3d.api import Model
-from d3d.decoding.results import GenerationResult
-from d3d.drafting.block_drafter import BlockDrafter
+from d3d.results import GenerationResult
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.hub.open_model import open_model
 from d3d.model.drafter import DrafterConfig
 from d3d.model.from_target import from_target

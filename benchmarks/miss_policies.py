@@ -35,12 +35,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 import d3d
-from d3d.core.protocols import PrepareTask
+from d3d.methods.async_.preparer import PrepareTask
 from d3d.core.types import Outcome
-from d3d.drafting.block_drafter import last_tokens
-from d3d.drafting.outcomes import Place, likely_outcomes, within_budget
-from d3d.drafting.packed_batch import run_side_by_side
-from d3d.drafting.packed_pass import PackedDrafter, PackedSession
+from d3d.methods.serial.denoise import last_tokens
+from d3d.methods.async_.outcomes import Place, likely_outcomes, within_budget
+from d3d.methods.async_.packed_layout import run_side_by_side
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 from d3d.lab.plan.devices import DEVICES, MODELS
 from d3d.lab.plan.roofline import RooflineCosts
 from d3d.lab.plan.simulate import Work, pipeline

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 import d3d
-from d3d.drafting.packed_pass import GUESS_FROM, PackedDrafter
+from d3d.methods.async_.packed_pass import GUESS_FROM, PackedDrafter
 
 
 def main() -> None:

@@ -8,14 +8,13 @@ from functools import partial
 import pytest
 
 from d3d.engine.drafter import Draft
-from d3d.methods.async_.outcomes import Outcome
-from d3d.methods.async_.outcomes import Place, likely_outcomes
+from d3d.methods.async_.outcomes import Outcome, Place, likely_outcomes
 from d3d.methods.async_.packed_pass import PackedDrafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.train.acceptance import HitCounts, total_hits
 from d3d.train.corpus import Sample
 from d3d.train.replay import _is_listed, replay, replay_outcomes
 from support.drafters import reference_draft, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 
 class Scripted:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.methods.serial.drafter import BlockDrafter
 from d3d.methods.fused.engine import FusedEngine
-from d3d.hub.tiny import tiny_transformer
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
 from d3d.train import replay as replay_module
@@ -22,6 +21,7 @@ from d3d.train.corpus import Sample
 from d3d.train.replay import by_source, predict_blocks, replay, replay_fused, walk
 from support.drafters import block_logits, every_kind, reference_draft, request, text, tiny_drafter
 from support.runs import make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeTarget
 from d3d.train.top_logits import TopLogitsRecorder
 from support.runs import make, run_all
+from support.tiny import tiny_transformer
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 

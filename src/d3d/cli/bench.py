@@ -124,7 +124,8 @@ def run(
 
     import d3d
     from d3d.cli.console import note
-    from d3d.cli.options import sampling_options, thinking_warning
+    from d3d.cli.options import sampling_options
+    from d3d.cli.requests import thinking_warning
     from d3d.lab.bench.answers import Sampling
     from d3d.lab.bench.harness import Plan
     from d3d.lab.bench.methods import MethodOptions, check_names

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from d3d.api import load
 from d3d.engine.round import Preparation, Round
 from d3d.lab.bench.answers import Answer, Delivery, Sampling
 from d3d.lab.bench.methods import MethodOptions, make_methods
@@ -15,6 +14,7 @@ from d3d.lab.bench.modelled import LABEL, on_two_devices
 from d3d.lab.bench.rows import read_rows
 from d3d.lab.bench.traces import traces_of
 from d3d.lab.plan.rehearsal import overlapped
+from d3d.loader import load
 from support.command import d3d
 
 ROUNDS = [

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from d3d.acceptance.sampling import choice_gap
 from d3d.core.protocols import TargetEngine
 from d3d.core.types import SamplingParams
-from d3d.decoding.request import new_request
+from d3d.engine.request import new_request
+from d3d.engine.sampling import choice_gap
 
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 

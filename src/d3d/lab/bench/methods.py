@@ -12,12 +12,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from d3d.api import Model
-from d3d.baselines.draft_model import autoregressive_head, draft_model
+from d3d.baselines.draft_model import draft_model
 from d3d.baselines.lookup import LookupDrafter
-from d3d.core.protocols import Drafter
-from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH, DEFAULT_OUTCOMES, MODES, Decoding, ModeOptions
-from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.packed_pass import PackedDrafter
+from d3d.decoding.modes import MODES, Decoding, ModeOptions
+from d3d.engine.drafter import Drafter
 from d3d.errors import InvalidRequest
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.open_model import open_model
@@ -26,6 +24,11 @@ from d3d.lab.bench.modelled import ASYNC_MODELLED, on_two_devices
 from d3d.lab.bench.own import answer_together
 from d3d.lab.plan.handover import handover_seconds
 from d3d.lab.plan.rehearsal import RehearsedDrafter
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.packed_pass import PackedDrafter
+from d3d.methods.base import DEFAULT_DRAFT_LENGTH
+from d3d.methods.draft_model.drafter import autoregressive_head
+from d3d.methods.serial.drafter import BlockDrafter
 
 HANDOVERS = 20
 """From how many the switch of async_modelled is told."""

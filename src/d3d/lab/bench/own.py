@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from d3d.api import Model
 from d3d.core.types import RoundStats, SamplingParams
-from d3d.decoding.loop import Event, decode
+from d3d.decoding.loop import decode
 from d3d.decoding.modes import Decoding
-from d3d.decoding.request import Request, new_request
+from d3d.engine.clock import Event
+from d3d.engine.request import Request, new_request
 from d3d.lab.bench.answers import Answer, Delivery, Question, Sampling, Setting, Stopwatch
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from d3d.decoding.modes import DEFAULT_OUTCOMES
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.costs import APART, Contention, Costs
 from d3d.lab.plan.hits import hit_rates
 from d3d.lab.plan.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.lab.plan.trace import Trace
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 
 MODELLED_MODES = ("plain", "serial", "fused", "async")
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 import random
 
-from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH
-from d3d.drafting.fused_plan import Survival, plan_rows
 from d3d.lab.plan.trace import Trace, TracedRound
+from d3d.methods.estimate import Survival
+from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH
+from d3d.methods.fused.plan import plan_rows
 
 
 def fused_rounds(trace: Trace, rows: int) -> list[TracedRound]:

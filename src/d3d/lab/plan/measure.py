@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from d3d.api import Model
-from d3d.decoding.modes import DEFAULT_OUTCOMES
 from d3d.drafting.fused_budget import BUDGETS
 from d3d.errors import InvalidRequest
 from d3d.hub.fingerprint import weights_fingerprint
@@ -22,6 +21,7 @@ from d3d.lab.plan.probes import Cell, Probes, can_fuse, native
 from d3d.lab.plan.profile import Facts, Memory, Profile, Run, point
 from d3d.lab.plan.samples import Samples
 from d3d.machine import PeakMemory, machine, processor, versions
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.placement import PLACEMENTS, check_placement, default_placement
 from d3d.model.from_target import clean_rows_are_of
 

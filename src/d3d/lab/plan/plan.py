@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from d3d.decoding.modes import DEFAULT_OUTCOMES, MOST_OUTCOMES
 from d3d.drafting.fused_budget import BUDGETS as BUDGETS_OF_ROWS
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.costs import APART, Contention, Costs, ThinnedDraft
@@ -14,6 +13,8 @@ from d3d.lab.plan.fused_rounds import fused_rounds
 from d3d.lab.plan.hits import hit_rates
 from d3d.lab.plan.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.lab.plan.trace import Trace
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.outcomes import MOST_OUTCOMES
 
 WORTH = 0.01
 """Least share of the time that a change must save to be advised."""

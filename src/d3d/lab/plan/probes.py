@@ -8,18 +8,20 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from d3d.acceptance.sample_match import sample_match
 from d3d.api import Model
 from d3d.core.protocols import DraftSession, TargetSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
-from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, DEFAULT_OUTCOMES
-from d3d.drafting.fused import FusedEngine, FusedSession
-from d3d.drafting.packed_pass import PackedDrafter, PackedSession
+from d3d.drafting.fused import FusedSession
+from d3d.engine.sampling import sample_match
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import OpenModel
 from d3d.lab.plan.handover import handover_seconds
 from d3d.lab.plan.profile import Kind
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
+from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH
+from d3d.methods.fused.engine import FusedEngine
 from d3d.target.native import NativeEngine
 
 CATCH_UP = 3

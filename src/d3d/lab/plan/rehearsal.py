@@ -11,11 +11,12 @@ import time
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
-from d3d.core.protocols import PreparingSession
 from d3d.core.sequence import Sequence
-from d3d.core.types import DraftBlock, Outcome, Preparation, Readiness, RoundStats
-from d3d.drafting.packed_pass import PackedDrafter
+from d3d.core.types import DraftBlock, Outcome, RoundStats
+from d3d.engine.round import Preparation, Readiness
 from d3d.lab.plan.simulate import Done, Work, pipeline
+from d3d.methods.async_.packed_pass import PackedDrafter
+from d3d.methods.async_.preparer import PreparingSession
 
 Span = tuple[float, float]
 

@@ -15,11 +15,11 @@ import torch
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
-from d3d.decoding.request import new_request
-from d3d.drafting.block_drafter import BlockDrafter
+from d3d.engine.request import new_request
+from d3d.hub.open_drafter import ready_drafters
 from d3d.hub.open_model import OpenModel
-from d3d.hub.ready import ready_drafters
 from d3d.lab.prune.curve import Timing
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.from_target import select_layers
 from d3d.target.native import NativeEngine
 from d3d.train.corpus import Sample

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from d3d.core.types import RoundStats
-from d3d.decoding.timeline import Overlap, drafter_passes, overlap, verification
+from d3d.decoding.timeline import verification
+from d3d.engine.metrics import Overlap, drafter_passes, overlap
 from d3d.lab.report.plots import COLOURS, encoded, new_figure
 from d3d.lab.report.tables import Cell, Table, milliseconds, number
 

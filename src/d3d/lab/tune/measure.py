@@ -13,7 +13,7 @@ from d3d.api import Model
 from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
 from d3d.decoding.modes import Decoding
-from d3d.decoding.request import new_request
+from d3d.engine.request import new_request
 from d3d.lab.tune.setups import Setup
 from d3d.lab.tune.traffic import ids_sha256
 

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from d3d.decoding.modes import (
-    DEFAULT_DRAFT_LENGTH,
-    DEFAULT_FUSED_DRAFT_LENGTH,
-    DEFAULT_OUTCOMES,
-    ModeOptions,
-    option_name,
-)
+from d3d.decoding.modes import ModeOptions, option_name
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.base import DEFAULT_DRAFT_LENGTH
+from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH
 
 MOST_DRAFT = 16
 MOST_STEPS = 3

@@ -23,7 +23,7 @@ from d3d.errors import InvalidRequest
 if TYPE_CHECKING:
     from d3d.api import Messages, Model
     from d3d.decoding.modes import ModeOptions
-    from d3d.decoding.results import GenerationResult
+    from d3d.results import GenerationResult
 
 FORMAT: Literal[1] = 1
 OWN_MODE = 0o600

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from d3d.api import Model, load
+from d3d.api import Model
 from d3d.core.types import SamplingParams
-from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import check_fused
 from d3d.errors import InvalidRequest
 from d3d.files import alone_in
 from d3d.hub.checkpoint import read_config
-from d3d.hub.loading import drafter_of, resolve_drafter
+from d3d.hub.names import drafter_of, resolve_drafter
+from d3d.hub.open_drafter import ready_drafters
 from d3d.hub.open_model import open_model
-from d3d.hub.preset_file import (
+from d3d.hub.presets import (
+    PRESETS,
     AnswerRounds,
     PresetFile,
     Tuned,
@@ -28,15 +28,16 @@ from d3d.hub.preset_file import (
     read_preset,
     write_preset,
 )
-from d3d.hub.presets import PRESETS
-from d3d.hub.ready import ready_drafters
 from d3d.lab.tune.confirm import Confirmation, Confirmed, finalists, with_plain
 from d3d.lab.tune.measure import Case, LoopMeasurer, Measurer
 from d3d.lab.tune.prompts import Split, TuningPrompts, grouped, split
 from d3d.lab.tune.search import Search, SearchPlan, Stop
 from d3d.lab.tune.setups import OWN, DrafterFacts, Setup, Space
+from d3d.loader import load
 from d3d.machine import machine, processor, versions
 from d3d.methods.async_.placement import available_cores, default_placement
+from d3d.methods.fused.engine import check_fused
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.target.native import NativeEngine
 
 JOURNAL, CONFIRMED, PRESET = "search.log", "confirmed.jsonl", "preset.yaml"
