@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from d3d.cli.options import DeviceOption, DTypeOption, ThinkingOption, sampling_options
+from d3d.cli import options as o
 from d3d.cli.requests import thinking_warning
 
 
+@o.takes(o.TARGET)
 def data(
+    *,
     corpus: Annotated[
         Path,
         typer.Argument(help="Corpus to write or to continue: JSON lines, or a directory of them."),
@@ -24,9 +26,6 @@ def data(
             "question, problem, instruction or text. May be repeated."
         ),
     ],
-    target: Annotated[
-        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
-    ] = "smollm2-135m",
     exclude: Annotated[
         list[str] | None, typer.Option(help="Prompts not to use, whatever their answer format.")
     ] = None,
@@ -52,7 +51,7 @@ def data(
             help="0 writes greedy answers; repeat it for an answer at each. Default: 0.", min=0.0
         ),
     ] = None,
-    thinking: ThinkingOption = None,
+    thinking: o.ThinkingOption = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 256,
     top_logits: Annotated[
         int,
@@ -85,12 +84,14 @@ def data(
     seed: Annotated[
         int, typer.Option(help="Seed of the draw of prompts and of sampling.", min=0)
     ] = 0,
-    device: DeviceOption = "auto",
-    dtype: DTypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    dtype: o.DTypeOption = "auto",
+    model: str | None,
 ) -> None:
     """Write the target's answers to prompts into a training corpus.
 
     Answers that the corpus has already are not written again."""
+    from d3d.api import sampling_params
     from d3d.cli.console import meter, note
     from d3d.errors import InvalidRequest
     from d3d.hub.open_model import open_model
@@ -99,7 +100,7 @@ def data(
     from d3d.train.prompts import PromptOptions
 
     for each in temperature or ():
-        sampling_options({"temperature": each, "max_tokens": max_tokens})
+        sampling_params({"temperature": each, "max_tokens": max_tokens})
     if allow_evaluation_prompts and skip_evaluation_prompts:
         raise InvalidRequest(
             "--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give "
@@ -117,11 +118,11 @@ def data(
         shard_answers,
     )
     plan.check()
-    model = open_model(target, device=device, dtype=dtype)
-    pack_weights(model.transformer)
-    if warning := thinking_warning(model, thinking):
+    base = open_model(model or o.DEFAULT_MODEL, device=device, dtype=dtype)
+    pack_weights(base.transformer)
+    if warning := thinking_warning(base, thinking):
         note(warning, "yellow")
-    run = CorpusRun(model, plan)
+    run = CorpusRun(base, plan)
     with meter(run.num_turns) as progress:
         run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))
     for line in run.left_out.lines():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, QuantizeOption
+from d3d.cli import options as o
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +27,9 @@ Key = tuple[str, float]
 """Source and temperature of answers."""
 
 
+@o.takes(o.TARGET)
 def evaluate(
+    *,
     drafter: Annotated[
         str, typer.Argument(help="Drafter: directory, hub id, preset or preset file.")
     ],
@@ -37,17 +39,13 @@ def evaluate(
             help="Recorded answers, made by `d3d data` of prompts that were not trained on."
         ),
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Preset, directory, GGUF file or hub id of the target. Default: the preset "
-            f"file's, else {DEFAULT_MODEL}."
-        ),
-    ] = None,
     mode: Annotated[
         str,
         typer.Option(
-            help="Mode whose rounds are replayed: serial, fused or async; async adds the hit rate."
+            "--method",
+            "--mode",
+            help="Method whose rounds are replayed: serial, fused or async; async adds the hit "
+            "rate.",
         ),
     ] = "serial",
     draft_length: Annotated[
@@ -65,14 +63,14 @@ def evaluate(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Most answers to replay.", min=1)] = None,
-    device: DeviceOption = "auto",
-    dtype: DTypeOption = "auto",
-    quantize: QuantizeOption = None,
+    device: o.DeviceOption = "auto",
+    dtype: o.DTypeOption = "auto",
+    quantize: o.QuantizeOption = None,
+    model: str | None,
 ) -> None:
     """Replay rounds on recorded answers, greedy or sampled; prints one JSON object."""
     from d3d.cli.console import note
     from d3d.cli.tables import print_table
-    from d3d.decoding.preset_choices import choices_of
     from d3d.errors import InvalidRequest
     from d3d.hub.checkpoint import read_config
     from d3d.hub.fingerprint import tokenizer_fingerprint
@@ -80,22 +78,23 @@ def evaluate(
     from d3d.hub.open_drafter import ready_drafters
     from d3d.hub.open_model import open_model
     from d3d.hub.presets import is_preset_file
+    from d3d.loader import preset_of
     from d3d.train.corpus import corpus_files, corpus_identity, read_corpus
 
     directory = resolve_drafter(drafter)
     read_config(directory)
     guess = _guess_from(mode, guess_from)
-    target = target or (drafter if is_preset_file(drafter) else DEFAULT_MODEL)
-    choices = choices_of(target)
-    quantize = quantize or (choices.quantize if choices is not None else None)
+    target = model or (drafter if is_preset_file(drafter) else o.DEFAULT_MODEL)
+    preset = preset_of(target)
+    quantize = quantize or (None if preset is None else preset[0].quantize)
     base = open_model(target, device=device, dtype=dtype, quantize=quantize)
-    (model,) = ready_drafters(base, [directory])
+    (ready,) = ready_drafters(base, [directory])
     samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(
             f"{corpus}: no answer of two tokens or more, so nothing can be measured"
         )
-    length = _draft_length(mode, model, base.transformer, draft_length)
+    length = _draft_length(mode, ready, base.transformer, draft_length)
     author = corpus_identity(corpus_files(corpus)[0]).get("target_fingerprint")
     if author not in (None, base.fingerprint):
         note(
@@ -103,7 +102,7 @@ def evaluate(
             "answers may differ",
             "yellow",
         )
-    record = _replayed(mode, model, samples, length, guess)
+    record = _replayed(mode, ready, samples, length, guess)
     if mode == "async":
         print_table(_hit_table(record), error=True)
     typer.echo(json.dumps(record))
@@ -161,11 +160,11 @@ def _guess_from(mode: str, guess_from: str | None) -> GuessFrom:
 
     if mode == "auto":
         raise InvalidRequest(
-            "mode: auto chooses by time, and a replay runs no target that could be timed; take "
+            "method: auto chooses by time, and a replay runs no target that could be timed; take "
             "serial, fused or async"
         )
     if mode not in MODES:
-        raise InvalidRequest(f"mode: {mode!r} is not one of {', '.join(MODES)}")
+        raise InvalidRequest(f"method: {mode!r} is not one of {', '.join(MODES)}")
     if guess_from is not None and mode != "async":
         raise InvalidRequest(
             f"--guess-from is for mode async; no outcome is guessed in mode {mode}; leave it out"
@@ -191,7 +190,7 @@ def _draft_length(mode: str, model: DrafterModel, base: Transformer, wanted: int
         return min(longest, DEFAULT_DRAFT_LENGTH) if mode == "async" else longest
     if wanted > longest:
         raise InvalidRequest(
-            f"draft length: {wanted} is above the most that the drafter can draft, {longest}"
+            f"draft_length: {wanted} is above the most that the drafter can draft, {longest}"
         )
     return wanted
 

@@ -23,7 +23,7 @@ def timeline(
 ) -> None:
     """Print what a trace adds up to: times, overlap, hits; and draw it with --out."""
     from d3d.cli.tables import print_table
-    from d3d.decoding.trace_file import read_trace
+    from d3d.engine.trace import read_trace
     from d3d.errors import InvalidRequest
     from d3d.lab.report.timeline import figures, picture, table
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption
+from d3d.cli import options as o
 
 if TYPE_CHECKING:
     from d3d.train.config import ModelSpec, RunConfig
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from d3d.train.run import TrainingRun
 
 
+@o.takes(o.TARGET)
 def train(
+    *,
     corpus: Annotated[Path | None, typer.Argument(help="Corpus made by `d3d data`.")] = None,
     output: Annotated[
         Path | None, typer.Argument(help="Directory of the run; an interrupted run continues.")
@@ -27,13 +29,6 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file; without one the defaults train low-rank deltas at slots."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Preset, directory, GGUF file or hub id of the target. Default: the file's, else "
-            "smollm2-135m."
-        ),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Stop, resumably, after this long.", min=0.0)
@@ -58,11 +53,12 @@ def train(
             "--allow-evaluation-prompts", help="Train on a corpus with problems of evaluation sets."
         ),
     ] = False,
-    device: DeviceOption = "auto",
+    device: o.DeviceOption = "auto",
     dtype: Annotated[
         str | None,
         typer.Option(help="auto, float32 or bfloat16. Default: the file's train.precision."),
     ] = None,
+    model: str | None,
 ) -> None:
     """Train a drafter; the best on the held-out answers is kept in OUTPUT/best.
 
@@ -79,7 +75,7 @@ def train(
         if minutes is not None:
             raise InvalidRequest("--minutes means nothing with --dry-run, which trains nothing")
         machine = (planned_processes or 1, tflops, device, dtype)
-        _print_plan(settings, config, target, corpus, machine)
+        _print_plan(settings, config, model, corpus, machine)
         return
     if planned_processes is not None or tflops is not None:
         raise InvalidRequest(
@@ -90,7 +86,7 @@ def train(
             "give a corpus, a directory for the run, and --held-out with a corpus to measure on"
         )
     with processes(device) as own_device:
-        run = _open(settings, (corpus, held_out, output), target, own_device, dtype)
+        run = _open(settings, (corpus, held_out, output), model, own_device, dtype)
         interrupted = _train(run, minutes)
     if run.parallel.rank == 0:
         _report(run, output, interrupted=interrupted)
@@ -104,7 +100,7 @@ def _target(settings: RunConfig, target: str | None) -> ModelSpec:
 
     if target is None and settings.target is not None:
         return settings.target
-    return ModelSpec(source=target or DEFAULT_MODEL)
+    return ModelSpec(source=target or o.DEFAULT_MODEL)
 
 
 def _open(
