@@ -147,7 +147,7 @@ def test_a_run_can_be_planned_with_and_checked_against(run: Path) -> None:
     traces = {trace.mode: trace for trace in traces_of(run)}
     assert set(traces) == {"plain", "serial"}
     rows = [row for row in read_rows(run / "results.jsonl") if row.method == "serial"]
-    assert sum(one.num_committed for one in traces["serial"].rounds) == sum(
+    assert sum(one.num_committed for one in traces["serial"].records) == sum(
         row.completion_tokens - 1 for row in rows
     )
     assert traces["serial"].rounds[0].context == rows[0].prompt_tokens + 1

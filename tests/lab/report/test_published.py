@@ -23,7 +23,7 @@ from d3d.lab.report.published import (
 from d3d.lab.report.run import load_run
 from support.bench_rows import example_rows, row, write_run
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "readme_results.py"
+SCRIPT = Path(__file__).parents[3] / "studies" / "readme_results.py"
 
 
 @pytest.fixture

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from d3d.engine.round import Round
 from d3d.errors import InvalidRequest
 from d3d.lab.bench.metrics import Group, further_time, grouped
 from d3d.lab.bench.provenance import read_provenance
 from d3d.lab.bench.rows import ROWS_FILE, Row, read_rows
-from d3d.lab.plan.check import MODELLED_MODES
-from d3d.lab.plan.trace import Measured, Trace, TracedRound, hit_of
+from d3d.lab.plan.trace import (
+    MODELLED_MODES,
+    RecordedTime,
+    Trace,
+    bare_round,
+    count_fallbacks,
+    in_order,
+)
 from d3d.model.int8 import precision
 
 
@@ -40,30 +47,27 @@ def traces_of(directory: Path) -> list[Trace]:
 
 def _trace(source: str, group: Group, rows: Sequence[Row], dtype: str, threads: int) -> Trace:
     seconds, tokens = further_time(rows)
-    measured = Measured(group.method, seconds / tokens, tokens, dtype, threads) if tokens else None
-    rounds = tuple(one for row in rows for one in _rounds(row))
-    each = [one for row in rows if row.acceptance is not None for one in row.acceptance.each_round]
-    fallbacks = sum(one.readiness is not None and not one.draft_length for one in each)
-    longest = max((one.draft_length for one in rounds), default=0)
-    return Trace(source, group.method, longest, rounds, measured=measured, fallbacks=fallbacks)
+    measured = None
+    if tokens:
+        measured = RecordedTime(group.method, seconds / tokens, tokens, dtype, threads)
+    answers = [_rounds(row) for row in rows]
+    longest = max((record.draft_length for records in answers for record in records), default=0)
+    traced = (
+        each
+        for row, records in zip(rows, answers, strict=True)
+        for each in in_order(records, row.prompt_tokens + 1)
+    )
+    return Trace(
+        source,
+        group.method,
+        longest,
+        tuple(traced),
+        measured=measured,
+        fallbacks=sum(map(count_fallbacks, answers)),
+    )
 
 
-def _rounds(row: Row) -> Iterator[TracedRound]:
-    context = row.prompt_tokens + 1
+def _rounds(row: Row) -> list[Round]:
     if row.acceptance is None:
-        for place in range(row.completion_tokens - 1):
-            yield TracedRound(0, 0, 1, context + place)
-        return
-    for number, one in enumerate(row.acceptance.each_round):
-        hit, first = hit_of(one.readiness, one.fitted), number == 0
-        yield TracedRound(
-            one.draft_length,
-            one.num_accepted,
-            one.num_committed,
-            context,
-            hit,
-            one.looked_up,
-            first,
-            one.num_slots,
-        )
-        context += one.num_committed
+        return [bare_round(0, 0, 1)] * (row.completion_tokens - 1)
+    return [Round.from_json(record) for record in row.acceptance.each_round]

@@ -1,5 +1,5 @@
-"""How long a successor that lies ready takes to the target: coordinator and worker, with a drafter
-that computes nothing."""
+"""Times the handover of a prepared successor: coordinator and worker, with a drafter that computes
+nothing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from d3d.methods.async_.workers import ProcessWorker, ThreadWorker, Worker
 
 DRAFT_LENGTH = 5
 SLEEP_S = 0.003
-"""Stands for a verification, in which the worker answers."""
+"""Takes the place of a verification, during which the worker answers."""
 
 
 class ConstantPreparer:
-    """Drafts zeros, and foresees that all of them are kept and followed by a one. Its sessions hold
-    nothing."""
+    """Drafts zeros, and expects all of them to be kept and followed by a one. Stateless."""
 
-    def open(self, capacity: int, outcome_budget: int) -> ConstantPreparer:  # noqa: ARG002 - the protocol's
+    def open(self, capacity: int, outcome_budget: int) -> ConstantPreparer:  # noqa: ARG002
         return self
 
-    def draft(self, text: list[int], draft_length: int) -> DraftBlock:  # noqa: ARG002 - the protocol's
+    def draft(self, text: list[int], draft_length: int) -> DraftBlock:  # noqa: ARG002
         return DraftBlock((0,) * draft_length)
 
-    def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:  # noqa: ARG002 - the protocol's
+    def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:  # noqa: ARG002
         return [Outcome(len(draft), 1)]
 
     def prepare(
         self,
         text: list[int],
-        draft: Sequence[int],  # noqa: ARG002 - the protocol's
+        draft: Sequence[int],  # noqa: ARG002
         outcomes: Sequence[Outcome],
         draft_length: int,
     ) -> dict[Outcome, DraftBlock]:
@@ -42,19 +41,17 @@ class ConstantPreparer:
 
 
 def handover_seconds(placement: str, rounds: int) -> list[float]:
-    """Of each hit, from its round's start until the block is there and the worker has been asked
-    for the next ones. All placements but processes talk to a thread. Raises InvalidRequest for a
-    placement that there is not, WorkerFailed where no worker comes up."""
+    """For each hit: from the start of its round until the block is there and the worker has been
+    asked for the next ones. All placements but processes use a thread. Raises InvalidRequest for an
+    unknown placement, WorkerFailed if no worker comes up."""
     if placement not in PLACEMENTS:
         raise InvalidRequest(f"placement: {placement!r} is not one of {', '.join(PLACEMENTS)}")
     cores = worker_cores(available_cores())
 
     def launch() -> Worker:
-        return (
-            ProcessWorker(ConstantPreparer, cores)
-            if placement == "processes"
-            else ThreadWorker(ConstantPreparer)
-        )
+        if placement == "processes":
+            return ProcessWorker(ConstantPreparer, cores)
+        return ThreadWorker(ConstantPreparer)
 
     coordinator = Coordinator(WorkerLink(launch, restarts=0, start_s=60))
     try:

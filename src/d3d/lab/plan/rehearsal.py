@@ -1,9 +1,7 @@
-"""Async mode one thing after the other: what the draft worker would do while the target verifies is
-done before it.
+"""Async mode without the overlap: the draft worker's work is done before the verification starts.
 
 Blocks, hits and misses are those of async mode with the miss policy `draft_now`, and every pass is
-timed alone. Only the overlap is missing; `d3d.lab.plan.simulate` adds it, as if the drafter had a
-device of its own."""
+timed alone. `overlapped` then models the overlap, as if the drafter had a device of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from d3d.core.protocols import PreparingSession
 from d3d.core.sequence import Sequence
 from d3d.core.types import DraftBlock, Outcome, Preparation, Readiness, RoundStats
 from d3d.drafting.packed_pass import PackedDrafter
-from d3d.lab.plan.simulate import Done, Work, pipeline
+from d3d.lab.plan.simulate import RoundTimes, RoundWork, pipeline
 
 Span = tuple[float, float]
 
@@ -34,21 +32,19 @@ class RehearsedDrafter:
 
     def open(self, num_sequences: int, capacity: int) -> RehearsedSession:
         if num_sequences != 1:
-            raise ValueError(f"rounds are rehearsed for one sequence, not for {num_sequences}")
+            raise ValueError(f"a rehearsal is of one sequence, not of {num_sequences}")
         return RehearsedSession(self, self.drafter.open(capacity, self.outcomes))
 
 
 class RehearsedSession:
-    """A block's `preparation` tells whether it was prepared before, and when this round's drafter
-    passes ran: the draft that a miss asked for, if there was one, then the preparation of the next
-    blocks, if there was one."""
+    """A block's `preparation` tells whether it had been prepared, and when this round's drafter
+    passes ran: the draft after a miss, if any, then the preparation of the next blocks, if any."""
 
     def __init__(self, drafter: RehearsedDrafter, session: PreparingSession) -> None:
         self._drafter = drafter
         self._session = session
         self._prepared: dict[Outcome, DraftBlock] | None = None
         self._text_length = 0
-        self._draft: tuple[int, ...] = ()
 
     def keep(self, rows: list[int]) -> None:
         """There is one row, and it stays."""
@@ -61,31 +57,26 @@ class RehearsedSession:
         if length < 1:
             return [DraftBlock()]
         text = sequence.token_ids
-        block, readiness = self._found(text)
+        block, readiness = self._successor(text)
         passes: list[Span] = []
         if block is None:
             started = time.perf_counter()
             block = self._session.draft(text, length)
             passes.append((started, time.perf_counter()))
         tokens = block.token_ids[:length]
-        self._text_length, self._draft, self._prepared = len(text), tokens, None
-        if block.fault is None and (
-            length > 1 or length == self._drafter.draft_length
-        ):  # else the answer ends before another draft
+        self._text_length, self._prepared = len(text), None
+        answer_goes_on = length > 1 or length == self._drafter.draft_length
+        if block.fault is None and answer_goes_on:
             started = time.perf_counter()
             outcomes = self._session.likely_outcomes(text, tokens, self._drafter.outcomes)
             self._prepared = (
                 self._session.prepare(text, tokens, outcomes, length) if outcomes else {}
             )
             passes.append((started, time.perf_counter()))
-        return [
-            block._replace(
-                token_ids=tokens,
-                preparation=Preparation(readiness, None, tuple(passes), fitted=readiness == "hit"),
-            )
-        ]
+        preparation = Preparation(readiness, None, tuple(passes), fitted=readiness == "hit")
+        return [block._replace(token_ids=tokens, preparation=preparation)]
 
-    def _found(self, text: list[int]) -> tuple[DraftBlock | None, Readiness]:
+    def _successor(self, text: list[int]) -> tuple[DraftBlock | None, Readiness]:
         if self._prepared is None:
             return None, "unprepared"
         new = text[self._text_length :]
@@ -96,30 +87,27 @@ class RehearsedSession:
 def overlapped(
     rounds: ListLike[RoundStats], switch_s: float, rest_s: float
 ) -> tuple[list[RoundStats], list[float]]:
-    """Rehearsed rounds as they would be with the drafter on a device of its own: their times,
-    modelled, from 0 on; and when each ends."""
-    done = pipeline([_work(one) for one in rounds], switch_s, rest_s)
-    return [_modelled(one, when) for one, when in zip(rounds, done, strict=True)], [
-        when.ended for when in done
-    ]
+    """Rehearsed rounds with modelled times, from 0 on, as if the drafter had a device of its own;
+    and the end of each."""
+    times = pipeline(map(_work, rounds), switch_s, rest_s)
+    modelled = [_modelled(round_, when) for round_, when in zip(rounds, times, strict=True)]
+    return modelled, [when.ended for when in times]
 
 
-def _work(one: RoundStats) -> Work:
-    if one.preparation is None:
-        return Work(one.t_verify, 0.0, 0.0, None)
-    hit = one.preparation.readiness == "hit"
-    spans = [end - start for start, end in one.preparation.passes]
+def _work(round_: RoundStats) -> RoundWork:
+    if round_.preparation is None:
+        return RoundWork(round_.t_verify, 0.0, 0.0, None)
+    hit = round_.preparation.readiness == "hit"
+    spans = [end - start for start, end in round_.preparation.passes]
     fresh = 0.0 if hit else spans.pop(0)
-    return Work(one.t_verify, fresh, sum(spans), hit)
+    return RoundWork(round_.t_verify, fresh, sum(spans), hit)
 
 
-def _modelled(one: RoundStats, when: Done) -> RoundStats:
-    before = one.preparation
-    preparation = (
-        None
-        if before is None
-        else Preparation("late" if when.late and before.readiness == "hit" else before.readiness)
-    )
-    return one._replace(
+def _modelled(round_: RoundStats, when: RoundTimes) -> RoundStats:
+    preparation = None
+    if round_.preparation is not None:
+        readiness = round_.preparation.readiness
+        preparation = Preparation("late" if when.late and readiness == "hit" else readiness)
+    return round_._replace(
         t_draft=when.verify_from - when.started, started=when.started, preparation=preparation
     )

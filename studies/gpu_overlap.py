@@ -1,17 +1,15 @@
 """Async mode on a GPU: are its ids plain decoding's with two streams, and how much drafting hides
 behind verification?
 
-usage: python benchmarks/gpu_overlap.py [--placement streams|devices] [--outcomes 4 16] [--tokens
-512] [--prompt 1024] [--json FILE]
-       python benchmarks/gpu_overlap.py --tiny --device cpu        (that the script itself works;
-       its times mean nothing)
+usage: python studies/gpu_overlap.py [--placement streams|devices] [--outcomes 4 16]
+           [--tokens 512] [--prompt 1024] [--json FILE]
+       python studies/gpu_overlap.py --tiny --device cpu    (tries the script; times mean nothing)
 
 1. Tiny models with a real drafter, float32, greedy and sampled: async ids against plain ids.
 2. The shapes of Qwen3-8B (target) and Qwen3-1.7B (drafter), random weights in bfloat16: every pass
-   is really made, and what comes out of it is replaced by a script, so that the acceptance length
-   is 7.9 and a verdict has been foreseen in a given share of rounds. t_draft, t_verify, t_switch
-   and overlap_ratio, by CUDA events, for each budget of outcomes, and a drafter's pass while
-   nothing else runs.
+   is really made, and a script replaces its results, so that the acceptance length is 7.9 and a
+   given share of verdicts is foreseen. t_draft, t_verify, t_switch and overlap_ratio by CUDA
+   events, for each outcome budget, and a drafter's pass while nothing else runs.
 
 It has not run on a GPU yet. Needs about 32 GB on the device while the weights are made, half of
 that afterwards, and a few minutes."""
@@ -57,6 +55,7 @@ from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeEngine
+from shared import make_parser
 
 BLOCK_SIZE = 16
 ACCEPTANCE_LENGTH = 7.9
@@ -104,9 +103,7 @@ class Where:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--placement", choices=["streams", "devices", "thread"])
     parser.add_argument("--outcomes", type=int, nargs="+", default=[1, 4, 8, 16, 32])
@@ -128,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_placement(where.name, device)
         if device.type == "cpu" and not options.tiny:
             raise InvalidRequest(
-                "device: Qwen3-8B's shapes are for a GPU; on a CPU add --tiny, whose times mean nothing"
+                "device: Qwen3-8B's shapes are for a GPU; on a CPU add --tiny, whose times mean "
+                "nothing"
             )
     except InvalidRequest as error:
         print(f"gpu_overlap: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Fill the README's results from the files of runs: python benchmarks/readme_results.py [--results
+"""Fill the README's results from the files of runs: python studies/readme_results.py [--results
 DIR] [--readme FILE]
 
 Of the runs `bench` (make bench), `identity` (d3d bench identity) and `qwen2.5-coder-1.5b`, those
@@ -30,7 +30,7 @@ def block(results: Path) -> str:
         parts.append(summary(load_run(results / "qwen2.5-coder-1.5b")))
     return (
         "\n".join(parts)
-        or "Not measured yet: `make bench DATA=DIR`, then `python benchmarks/readme_results.py`."
+        or "Not measured yet: `make bench DATA=DIR`, then `python studies/readme_results.py`."
     )
 
 
