@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.search import SearchPlan
 from d3d.lab.tune.setups import OWN, DrafterFacts, Setup, Space
 
@@ -32,12 +32,12 @@ class Formula:
     asked: list[tuple[str, int]] = field(default_factory=list)
     """Keys of setups, and cases."""
 
-    def __call__(self, setup: Setup, case: int) -> Measured:
+    def __call__(self, setup: Setup, case: int) -> CaseResult:
         self.asked.append((setup.key, case))
         tokens = 50 + 10 * case
         cost = self.ms_per_token(setup) * (1 + 0.3 * case)
         rounds = 0 if setup.mode == "plain" else tokens // 3
-        return Measured(
+        return CaseResult(
             cost * tokens / 1000, tokens, rounds, tokens if rounds else 0, f"answer {case}"
         )
 

@@ -54,7 +54,7 @@ def chat(
     from d3d.cli.show import LEGEND, summary
     from d3d.decoding.modes import ModeOptions
     from d3d.errors import InvalidRequest
-    from d3d.lab.tune.traffic import Asked
+    from d3d.lab.tune.traffic import TrafficRequest
 
     log = o.traffic_log(record, with_text=record_text)
     options = ModeOptions(
@@ -104,7 +104,7 @@ def chat(
         if result is None:
             messages.pop()
             continue
-        o.record_request(log, loaded, Asked(messages, options, sampling), result)
+        o.record_request(log, loaded, TrafficRequest(messages, options, sampling), result)
         messages.append({"role": "assistant", "content": result.text})
         note(
             summary(

@@ -65,7 +65,7 @@ def generate(
     from d3d.cli.show import LEGEND, stream_answer, summary
     from d3d.decoding.modes import ModeOptions
     from d3d.errors import InvalidRequest
-    from d3d.lab.tune.traffic import Asked
+    from d3d.lab.tune.traffic import TrafficRequest
 
     if logprobs is not None and not as_json:
         raise InvalidRequest(
@@ -102,7 +102,7 @@ def generate(
     if color:
         typer.echo(LEGEND, err=True)
     o.note_speculation(result)
-    o.record_request(log, loaded, Asked(text, options, sampling, raw), result)
+    o.record_request(log, loaded, TrafficRequest(text, options, sampling, raw), result)
     if trace is not None:
         o.write_trace(trace, result, loaded.precision)
     if as_json:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from d3d.decoding.modes import ModeOptions
     from d3d.decoding.results import GenerationResult
     from d3d.hub.open_model import TargetModel
-    from d3d.lab.tune.traffic import Asked, TrafficLog
+    from d3d.lab.tune.traffic import TrafficLog, TrafficRequest
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -360,7 +360,7 @@ def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
 
 
 def record_request(
-    log: TrafficLog | None, model: Model, asked: Asked, result: GenerationResult
+    log: TrafficLog | None, model: Model, asked: TrafficRequest, result: GenerationResult
 ) -> None:
     """Where something is recorded; a warning where that fails."""
     from d3d.cli.console import note

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from d3d.errors import InvalidRequest, MissingExtra, WorkerFailed
-from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.search import Search
 from d3d.lab.tune.setups import OWN, SPARED_NOTHING, DrafterFacts, Setup, Space, starting_points
 from support.tuning import SPACE, Formula, journal, plan
@@ -83,7 +83,7 @@ def test_it_begins_with_what_is_done_by_default(tmp_path: Path) -> None:
     search = Search(journal(tmp_path), plan(len(starting_points(SPACE, 2))))
     search.run(formula, quiet, never)
     assert search.default == Setup("serial", OWN, 2, search.default.options)
-    assert search.default.told == {"draft_length": 5, "num_denoise_steps": 1}
+    assert search.default.given == {"draft_length": 5, "num_denoise_steps": 1}
     own = list(dict.fromkeys(key for key, _ in formula.asked if "plain" not in key))
     assert own[0] == search.default.key
     assert '"draft_confidence"' in own[1]
@@ -146,7 +146,7 @@ def test_a_kill_in_the_middle_of_a_measurement_costs_that_setup_only(tmp_path: P
     whole.run(Formula(), quiet, never)
 
     class Killed(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             if len(self.asked) == 21:
                 raise KeyboardInterrupt
             return super().__call__(setup, case)
@@ -187,7 +187,7 @@ def test_a_search_of_something_else_is_not_gone_on_with(
 
 def test_what_can_not_be_is_told_and_passed_over(tmp_path: Path) -> None:
     class NoWorker(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             if setup.mode == "async":
                 raise WorkerFailed("there is no worker")
             return super().__call__(setup, case)
@@ -195,7 +195,7 @@ def test_what_can_not_be_is_told_and_passed_over(tmp_path: Path) -> None:
     told: list[str] = []
     search = Search(journal(tmp_path), plan(20))
     assert search.run(NoWorker(), lambda _, text: told.append(text), never)
-    assert any("can't be: async" in text and "no worker" in text for text in told)
+    assert any("impossible: async" in text and "no worker" in text for text in told)
     assert search.num_done == 20
     assert all(trial.setup.mode != "async" for trial in search.best())
 
@@ -204,7 +204,7 @@ def test_a_drafter_is_asked_for_no_more_than_it_can(tmp_path: Path) -> None:
     seen: list[Setup] = []
 
     class Noting(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             seen.append(setup)
             return super().__call__(setup, case)
 

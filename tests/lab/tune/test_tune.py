@@ -13,7 +13,7 @@ import torch
 from d3d.errors import InvalidRequest
 from d3d.hub.preset_file import PresetFile, read_preset, write_preset
 from d3d.lab.tune.confirm import Confirmation, finalists, with_plain
-from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.prompts import grouped, split
 from d3d.lab.tune.search import Trial
 from d3d.lab.tune.setups import OWN, ModeOptions, Setup
@@ -117,7 +117,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_other_ids_than_plains_are_counted(tmp_path: Path) -> None:
     class Rounding(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             measured = super().__call__(setup, case)
             return (
                 measured._replace(answers_sha256="other")
@@ -132,7 +132,7 @@ def test_other_ids_than_plains_are_counted(tmp_path: Path) -> None:
 
 def test_answers_of_one_token_are_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="one token"):
-        confirmation(tmp_path).run(lambda setup, case: Measured(0.0, 0), quiet, lambda: False)
+        confirmation(tmp_path).run(lambda setup, case: CaseResult(0.0, 0), quiet, lambda: False)
 
 
 @pytest.mark.parametrize(("count", "search"), [(1, 1), (3, 3), (4, 2), (12, 4), (24, 8)])

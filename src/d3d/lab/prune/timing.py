@@ -1,14 +1,12 @@
-"""What a drafter costs on this machine: its pass, the target's pass that verifies, and whole
-answers where they are wanted."""
+"""The cost of a drafter on this machine: its pass, the target's verification, and whole answers."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -17,9 +15,10 @@ from d3d.core.types import SamplingParams
 from d3d.decoding.loop import decode
 from d3d.decoding.request import new_request
 from d3d.drafting.block_drafter import BlockDrafter
+from d3d.engine.metrics import ratio
 from d3d.hub.open_model import OpenModel
 from d3d.hub.ready import ready_drafters
-from d3d.lab.prune.curve import Timing
+from d3d.lab.prune.curve import DepthTiming
 from d3d.model.from_target import select_layers
 from d3d.target.native import NativeEngine
 from d3d.train.corpus import Sample
@@ -29,39 +28,25 @@ CONTEXT = 256
 """Tokens before the passes that are timed."""
 
 
-class Measured(NamedTuple):
-    """Whole answers that are decoded, plain and serial by turns."""
-
-    samples: list[Sample]
-    max_tokens: int
-
-
 def time_drafter(
-    path: Path, target: OpenModel, draft_length: int, measured: Measured | None = None
-) -> Timing:
-    """Medians over passes behind a text of CONTEXT tokens, plain, draft and verification by turns,
-    both models as they are for decoding. The target itself stays as it is: over packed weights no
-    other drafter could be loaded."""
+    path: Path,
+    target: OpenModel,
+    draft_length: int,
+    answers: list[Sample] | None = None,
+    max_tokens: int = 0,
+) -> DepthTiming:
+    """Medians over plain passes, drafts and verifications, taking turns, after CONTEXT tokens.
+
+    answers: decoded in whole too, up to max_tokens, plain and serial taking turns. The target is
+    unchanged: other drafters can't be loaded over weights packed for decoding."""
     layers = tuple(range(len(target.transformer.layers)))
     packed = replace(target, transformer=select_layers(target.transformer, layers, share=True))
     (model,) = ready_drafters(packed, [path])
     engine = NativeEngine(packed.transformer)
-    drafter = BlockDrafter(model, engine.vocab_size)
-    passes = _passes(engine, drafter, draft_length)
-    times: dict[str, list[float]] = {name: [] for name in passes}
-    for repeat in range(REPEATS + 1):
-        for name, run in passes.items():
-            started = time.perf_counter()
-            run()
-            if repeat:  # the first is a warm-up
-                times[name].append(time.perf_counter() - started)
-    plain, serial = (
-        _answers(engine, drafter, draft_length, measured, target)
-        if measured and measured.samples
-        else (None, None)
-    )
-    medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    return Timing(
+    timer = _Timer(engine, BlockDrafter(model, engine.vocab_size), draft_length)
+    medians = timer.passes()
+    plain, serial = timer.answers(answers, max_tokens, target) if answers else (None, None)
+    return DepthTiming(
         t_draft_ms=medians["draft"],
         t_verify_ms=medians["verify"],
         t_plain_ms=medians["plain"],
@@ -70,55 +55,68 @@ def time_drafter(
     )
 
 
-def _passes(
-    engine: NativeEngine, drafter: BlockDrafter, draft_length: int
-) -> dict[str, Callable[[], object]]:
-    length = min(CONTEXT, engine.max_length - draft_length - 2)
-    text = torch.randint(
-        0, engine.vocab_size, (length,), generator=torch.Generator().manual_seed(0)
-    ).tolist()
-    session = engine.open(1, length + draft_length + 2)
-    session.forward([text[:-1]], last_only=True)
-    capacity = length + draft_length + 2
-    drafts = drafter.open_beside(session) or drafter.open(1, capacity)
-    sequence = Sequence(text, SamplingParams())
+@dataclass(frozen=True)
+class _Timer:
+    engine: NativeEngine
+    drafter: BlockDrafter
+    draft_length: int
 
-    def forward(rows: int) -> None:
-        session.forward([[text[-1]] * rows])
-        session.crop([length - 1])
+    def passes(self) -> dict[str, float]:
+        """Median milliseconds by kind of pass."""
+        passes = self._open()
+        times: dict[str, list[float]] = {name: [] for name in passes}
+        for repeat in range(REPEATS + 1):
+            for name, run in passes.items():
+                started = time.perf_counter()
+                run()
+                if repeat:  # the first is a warm-up
+                    times[name].append(time.perf_counter() - started)
+        return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
-    return {
-        "plain": lambda: forward(1),
-        "draft": lambda: drafts.draft([sequence], [draft_length]),
-        "verify": lambda: forward(draft_length + 1),
-    }
+    def _open(self) -> dict[str, Callable[[], object]]:
+        engine, generator = self.engine, torch.Generator().manual_seed(0)
+        length = min(CONTEXT, engine.max_length - self.draft_length - 2)
+        capacity = length + self.draft_length + 2
+        text = torch.randint(0, engine.vocab_size, (length,), generator=generator).tolist()
+        session = engine.open(1, capacity)
+        session.forward([text[:-1]], last_only=True)
+        drafts = self.drafter.open_beside(session) or self.drafter.open(1, capacity)
+        sequence = Sequence(text, SamplingParams())
 
+        def forward(rows: int) -> None:
+            session.forward([[text[-1]] * rows])
+            session.crop([length - 1])
 
-def _answers(
-    engine: NativeEngine,
-    drafter: BlockDrafter,
-    draft_length: int,
-    measured: Measured,
-    target: OpenModel,
-) -> tuple[float, float]:
-    """Milliseconds a token behind the first, plain and serial."""
-    ways: dict[str, tuple[BlockDrafter | None, int]] = {
-        "plain": (None, 0),
-        "serial": (drafter, draft_length),
-    }
-    seconds, tokens = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
-    for sample in measured.samples:
-        for name, (way, length) in ways.items():
-            params = SamplingParams(max_tokens=measured.max_tokens)
-            request = new_request(
-                engine, list(sample.prompt_ids), params, eos_token_ids=target.eos_token_ids
-            )
-            started = 0.0
-            for event in decode(engine, way, [request], length):
-                if event.stats is None:
-                    started = time.perf_counter()
-                else:
-                    tokens[name] += len(event.verdict.token_ids)
-            seconds[name] += time.perf_counter() - started
-    plain, serial = (1e3 * seconds[name] / max(1, tokens[name]) for name in ways)
-    return plain, serial
+        return {
+            "plain": lambda: forward(1),
+            "draft": lambda: drafts.draft([sequence], [self.draft_length]),
+            "verify": lambda: forward(self.draft_length + 1),
+        }
+
+    def answers(
+        self, samples: list[Sample], max_tokens: int, target: OpenModel
+    ) -> tuple[float, float]:
+        """Milliseconds per token after the first, plain and serial."""
+        params = SamplingParams(max_tokens=max_tokens)
+        ways: tuple[tuple[BlockDrafter | None, int], ...] = (
+            (None, 0),
+            (self.drafter, self.draft_length),
+        )
+        seconds, tokens = [0.0, 0.0], [0, 0]
+        for sample in samples:
+            for place, (drafter, length) in enumerate(ways):
+                request = new_request(
+                    self.engine,
+                    list(sample.prompt_ids),
+                    params,
+                    eos_token_ids=target.eos_token_ids,
+                )
+                started = 0.0
+                for event in decode(self.engine, drafter, [request], length):
+                    if event.stats is None:
+                        started = time.perf_counter()
+                    else:
+                        tokens[place] += len(event.verdict.token_ids)
+                seconds[place] += time.perf_counter() - started
+        plain, serial = (1e3 * ratio(*totals) for totals in zip(seconds, tokens, strict=True))
+        return plain, serial
