@@ -40,20 +40,22 @@ def calibrate(
     typer.echo(text)
 
 
-def _lines(found: Comparison) -> list[str]:
-    lines = [f"compared           {found.compared} requests"]
-    lines += [f"left out           {count}: {why}" for why, count in found.left_out.items()]
-    length = f"acceptance length  {found.tuned_length:.2f} when tuned"
-    if found.recent_length is not None and found.change is not None:
-        value, low, high = found.change
-        length += f", {found.recent_length:.2f} now: {value:.2f} times ({low:.2f} to {high:.2f})"
+def _lines(comparison: Comparison) -> list[str]:
+    lines = [f"compared           {comparison.compared} requests"]
+    lines += [f"left out           {count}: {why}" for why, count in comparison.left_out.items()]
+    length = f"acceptance length  {comparison.tuned_length:.2f} when tuned"
+    if comparison.recent_length is not None and comparison.change is not None:
+        value, low, high = comparison.change
+        length += (
+            f", {comparison.recent_length:.2f} now: {value:.2f} times ({low:.2f} to {high:.2f})"
+        )
     lines.append(length)
-    if len(found.kinds) > 1:
-        lines += [f"  {kind:<16} {length:.2f}" for kind, length in found.kinds.items()]
-    if found.expected_speed_up is not None:
-        value, low, high = found.expected_speed_up
+    if len(comparison.kinds) > 1:
+        lines += [f"  {kind:<16} {length:.2f}" for kind, length in comparison.kinds.items()]
+    if comparison.expected_speed_up is not None:
+        value, low, high = comparison.expected_speed_up
         lines.append(
             f"over plain         {value:.2f} times as fast ({low:.2f} to {high:.2f}), if passes "
             "take as long as they took"
         )
-    return [*lines, f"advice             {found.advice}: {found.reason}"]
+    return [*lines, f"advice             {comparison.advice}: {comparison.reason}"]

@@ -12,13 +12,12 @@ import torch
 
 from d3d.core.sequence import Sequence
 from d3d.core.types import SamplingParams
-from d3d.decoding.loop import decode
-from d3d.decoding.request import new_request
+from d3d.decoding.modes import Decoding
 from d3d.drafting.block_drafter import BlockDrafter
-from d3d.engine.metrics import ratio
 from d3d.hub.open_model import OpenModel
 from d3d.hub.ready import ready_drafters
 from d3d.lab.prune.curve import DepthTiming
+from d3d.lab.tune.measure import answer_case, ms_per_token
 from d3d.model.from_target import select_layers
 from d3d.target.native import NativeEngine
 from d3d.train.corpus import Sample
@@ -98,25 +97,13 @@ class _Timer:
     ) -> tuple[float, float]:
         """Milliseconds per token after the first, plain and serial."""
         params = SamplingParams(max_tokens=max_tokens)
-        ways: tuple[tuple[BlockDrafter | None, int], ...] = (
-            (None, 0),
-            (self.drafter, self.draft_length),
+        ways = (
+            Decoding(self.engine, None, 0),
+            Decoding(self.engine, self.drafter, self.draft_length),
         )
-        seconds, tokens = [0.0, 0.0], [0, 0]
-        for sample in samples:
-            for place, (drafter, length) in enumerate(ways):
-                request = new_request(
-                    self.engine,
-                    list(sample.prompt_ids),
-                    params,
-                    eos_token_ids=target.eos_token_ids,
-                )
-                started = 0.0
-                for event in decode(self.engine, drafter, [request], length):
-                    if event.stats is None:
-                        started = time.perf_counter()
-                    else:
-                        tokens[place] += len(event.verdict.token_ids)
-                seconds[place] += time.perf_counter() - started
-        plain, serial = (1e3 * ratio(*totals) for totals in zip(seconds, tokens, strict=True))
+        results = [
+            [answer_case(target, way, [sample.prompt_ids], params) for way in ways]
+            for sample in samples
+        ]
+        plain, serial = (ms_per_token(column) for column in zip(*results, strict=True))
         return plain, serial

@@ -15,6 +15,7 @@ from d3d.decoding.loop import decode
 from d3d.decoding.modes import Decoding
 from d3d.decoding.request import new_request
 from d3d.engine.metrics import ratio
+from d3d.hub.open_model import TargetModel
 from d3d.lab.tune.setups import Setup
 from d3d.lab.tune.traffic import ids_sha256
 
@@ -72,9 +73,9 @@ class LoopMeasurer:
         if setup.key not in self._warm:
             few = min(WARM_UP_TOKENS, self.params.max_tokens)
             short = self.params.model_copy(update={"max_tokens": few})
-            _answer(model, decoding, prompts, short)
+            answer_case(model.target, decoding, prompts, short)
             self._warm.add(setup.key)
-        return _answer(model, decoding, prompts, self.params)
+        return answer_case(model.target, decoding, prompts, self.params)
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)
@@ -82,14 +83,17 @@ class LoopMeasurer:
             model.close()
 
 
-def _answer(model: Model, decoding: Decoding, prompts: Case, params: SamplingParams) -> CaseResult:
+def answer_case(
+    model: TargetModel, decoding: Decoding, prompts: Case, params: SamplingParams
+) -> CaseResult:
+    """Decodes prompts together. The only use of the decoding loop in tuning and pruning."""
     requests = [
         new_request(
-            model.engine,
+            decoding.target,
             list(ids),
             params,
-            eos_token_ids=model.target.eos_token_ids,
-            device=model.target.device,
+            eos_token_ids=model.eos_token_ids,
+            device=model.device,
         )
         for ids in prompts
     ]
