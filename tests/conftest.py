@@ -8,6 +8,8 @@ import pytest
 
 from d3d.errors import D3DError
 
+pytest_plugins = ["support.fixtures"]
+
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:

@@ -14,11 +14,11 @@ import torch
 
 import d3d
 from d3d.api import Model
-from d3d.core.types import RoundStats
-from d3d.decoding.results import HOPELESS_ROUNDS, Settings, speculation
-from d3d.drafting.fused_budget import BUDGETS
+from d3d.engine.round import Round
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.checkpoint import save_drafter
+from d3d.methods.fused.rows import BUDGETS
+from d3d.results import HOPELESS_ROUNDS, Settings, speculation
 from support.tiny_model import open_tiny, random_drafter
 
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
@@ -206,10 +206,10 @@ def test_figures_of_rounds_add_up(model: Model) -> None:
 
 def test_rates_count_what_was_really_drafted() -> None:
     rounds = [
-        RoundStats(4, 4, 5, 0, 0),
-        RoundStats(4, 1, 2, 0, 0),
-        RoundStats(2, 0, 1, 0, 0),
-        RoundStats(0, 0, 1, 0, 0),
+        Round(4, 4, 5, 0, 0),
+        Round(4, 1, 2, 0, 0),
+        Round(2, 0, 1, 0, 0),
+        Round(0, 0, 1, 0, 0),
     ]
     spec = speculation(Settings("serial", 4), rounds)
     assert spec.acceptance_rate == 5 / 10
@@ -420,11 +420,11 @@ def test_a_drafter_that_fails_gives_the_same_answer_and_a_warning(
 
 
 def test_a_drafter_that_is_never_right_is_named_hopeless() -> None:
-    wrong = [RoundStats(4, 0, 1, 0, 0)] * HOPELESS_ROUNDS
+    wrong = [Round(4, 0, 1, 0, 0)] * HOPELESS_ROUNDS
     assert speculation(Settings("serial", 4), wrong[1:]).warnings == ()
     (warning,) = speculation(Settings("serial", 4), wrong).warnings
     assert "does not fit the target" in warning
-    assert speculation(Settings("serial", 4), [*wrong, RoundStats(4, 1, 2, 0, 0)]).warnings == ()
+    assert speculation(Settings("serial", 4), [*wrong, Round(4, 1, 2, 0, 0)]).warnings == ()
 
 
 def test_importing_d3d_does_not_import_torch() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 import d3d
 from d3d.api import Model
-from d3d.decoding.mode_choice import PLAIN_ROUNDS
 from d3d.errors import InvalidRequest
 from support.command import d3d as command
 from support.tiny_model import write_tiny_drafter

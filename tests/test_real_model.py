@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import d3d
-from d3d.drafting.fused import FusedEngine
-from d3d.drafting.fused_plan import FusedPlan
 from d3d.hub.checkpoint import read_config
 from d3d.hub.preset_file import read_preset
+from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.plan import RowPlan
 
 pytestmark = pytest.mark.real_model
 
@@ -52,7 +52,7 @@ def test_clean_rows_of_a_fused_pass_are_those_of_a_plain_pass(model: d3d.Model) 
     (expected,) = plain.forward([ids[-4:]])
     fused = FusedEngine(model.engine, model.drafter.model, 3, 16).open(1, 100)
     fused.forward([ids[:-4]], last_only=True)
-    fused.plans = {0: FusedPlan(3, (4, 3, 3, 2))}
+    fused.plans = {0: RowPlan(3, (4, 3, 3, 2))}
     (clean,) = fused.forward([ids[-4:]])
     assert (clean - expected).abs().max() < 1e-5 * expected.abs().max()
 

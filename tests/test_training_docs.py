@@ -1,5 +1,5 @@
-"""docs/training.md: its table is the configuration, and its five-minute chain runs, on a tiny
-model."""
+"""The documented training configuration is the configuration, and the five-minute chain of the
+training guide runs, on a tiny model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from d3d.train.config import DrafterSpec, RunConfig, TrainConfig
 from support.command import d3d
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-TRAIN = TEXT[TEXT.index("\n## Train\n") : TEXT.index("\n## Evaluate\n")]
-ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", TRAIN, re.MULTILINE))
+DOCS = ROOT / "docs"
+REFERENCE = (DOCS / "reference" / "training.md").read_text(encoding="utf-8")
+GUIDE = (DOCS / "guide" / "training.md").read_text(encoding="utf-8")
+TRAIN = GUIDE[GUIDE.index("\n## Train\n") : GUIDE.index("\n## Evaluate\n")]
+ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", REFERENCE, re.MULTILINE))
 COMMANDS = re.findall(r"^ {4}d3d (.+)$", TRAIN, re.MULTILINE)
 
 

@@ -4,8 +4,8 @@ against slots seen.
 usage: python docs/pictures/experiments.py docs/pictures/experiments.json DIRECTORY        (needs
 the extra `bench`)
 
-The JSON file holds the figures of runs that docs/training.md describes; each is the last line of a
-run's log.jsonl, the long run all."""
+The JSON file holds the figures of runs that docs/results/training.md describes; each is the last
+line of a run's log.jsonl, the long run all."""
 
 from __future__ import annotations
 

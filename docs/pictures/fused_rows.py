@@ -31,7 +31,8 @@ def main(source: str, directory: str) -> None:
     for one, (name, measured) in zip(axes, sets.items(), strict=True):
         if measured["settings"]["over"] != "plain":
             raise SystemExit(
-                f"{source}: the ratios of {name} are not to plain decoding; run studies/modes.py without --over"
+                f"{source}: the ratios of {name} are not to plain decoding; "
+                "run studies/modes.py without --over"
             )
         draw(one, measured)
         one.set_title(f"{name}, {measured['prompts']} prompts")

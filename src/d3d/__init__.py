@@ -6,22 +6,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from d3d.api import Model as Model
-    from d3d.api import load as load
-    from d3d.core.types import SamplingParams as SamplingParams
-    from d3d.decoding.results import GenerationResult as GenerationResult
-    from d3d.decoding.results import StreamChunk as StreamChunk
+    from d3d.engine.sampling import SamplingParams as SamplingParams
     from d3d.errors import D3DError as D3DError
+    from d3d.errors import InvalidCheckpoint as InvalidCheckpoint
+    from d3d.errors import InvalidRequest as InvalidRequest
+    from d3d.errors import MissingExtra as MissingExtra
+    from d3d.errors import WorkerFailed as WorkerFailed
+    from d3d.handle import Handle as Handle
+    from d3d.loader import load as load
+    from d3d.results import GenerationResult as GenerationResult
+    from d3d.results import StreamChunk as StreamChunk
 
 _WHERE = {
-    "load": "d3d.api",
+    "load": "d3d.loader",
     "Model": "d3d.api",
+    "Handle": "d3d.handle",
+    "SamplingParams": "d3d.engine.sampling",
+    "GenerationResult": "d3d.results",
+    "StreamChunk": "d3d.results",
     "D3DError": "d3d.errors",
-    "SamplingParams": "d3d.core.types",
-    "GenerationResult": "d3d.decoding.results",
-    "StreamChunk": "d3d.decoding.results",
+    "InvalidCheckpoint": "d3d.errors",
+    "InvalidRequest": "d3d.errors",
+    "MissingExtra": "d3d.errors",
+    "WorkerFailed": "d3d.errors",
 }
 
-__all__ = ["D3DError", "GenerationResult", "Model", "SamplingParams", "StreamChunk", "load"]
+__all__ = [
+    "D3DError",
+    "GenerationResult",
+    "Handle",
+    "InvalidCheckpoint",
+    "InvalidRequest",
+    "MissingExtra",
+    "Model",
+    "SamplingParams",
+    "StreamChunk",
+    "WorkerFailed",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,101 +1,144 @@
-"""The Python interface: `d3d.load(...)`, then `.generate(...)` or `.stream(...)`.
+"""The Python interface: `d3d.load(...)`, then `.generate(...)`, `.stream(...)` or `.add(...)`.
 
->>> model = d3d.load("smollm2-135m")
->>> model.generate("What is the capital of France?").text
+>>> with d3d.load("smollm2-135m") as model:
+...     print(model.generate("What is the capital of France?").text)
 """
 
 from __future__ import annotations
 
-import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-import torch
 from pydantic import ValidationError
+from typing_extensions import Self, Unpack
 
-from d3d.core.protocols import TargetEngine
-from d3d.core.types import SamplingParams
-from d3d.decoding.auto import AutoDrafter
-from d3d.decoding.auto_modes import USUAL_ROWS, Surroundings, auto_decoding
-from d3d.decoding.loop import decode
-from d3d.decoding.many import (
-    DEFAULT_BATCH,
-    answer_together,
-    check_many,
-    each_request,
-    split_options,
+from d3d.config import (
+    SpeculativeChoice,
+    read_speculative_config,
+    request_config,
+    usual_method,
 )
-from d3d.decoding.mode_choice import ModeTimes
-from d3d.decoding.modes import (
-    DEFAULT_FUSED_DRAFT_LENGTH,
-    AsyncOptions,
-    Decoding,
-    ModeOptions,
-    decoding,
-)
-from d3d.decoding.modes import MODES as MODES
-from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
-from d3d.decoding.request import Request, new_request
-from d3d.decoding.results import GenerationResult, Recorder, Settings, StreamChunk
-from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused_budget import best_rows
-from d3d.errors import InvalidRequest
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request, new_request
+from d3d.engine.sampling import SamplingParams
+from d3d.errors import InvalidRequest, first_problem
+from d3d.handle import Handle, Stepper
 from d3d.hub.chat import encode_chat
-from d3d.hub.checkpoint import read_config
-from d3d.hub.fingerprint import weights_fingerprint
-from d3d.hub.loading import drafter_of, resolve_drafter
-from d3d.hub.open_model import OpenModel, TargetModel, open_model
-from d3d.hub.preset_file import PresetFile
-from d3d.hub.presets import PRESETS, Preset
-from d3d.hub.ready import ready_apart, ready_drafters
-from d3d.methods.async_.async_drafter import AsyncDrafter
-from d3d.methods.async_.auto_placement import room_for_worker
-from d3d.methods.async_.coordinator import MissPolicy, Policy
-from d3d.methods.async_.opening import Running, open_coordinator
-from d3d.methods.async_.placement import available_cores, default_placement
+from d3d.hub.open_model import OpenModel, TargetModel
+from d3d.methods.base import Built, MethodConfig, Parts
 from d3d.model.int8 import precision
-from d3d.model.linear import pack_weights
-from d3d.target.native import NativeEngine
+from d3d.results import GenerationResult, Recorder, Settings, StreamChunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Messages = list[dict[str, str]]
-ENGINES = ("native", "transformers")
 Prompt = str | Messages | list[int]
+ENGINES = ("native", "transformers")
+
+DEFAULT_BATCH = 8
+"""Requests that are decoded together, unless a number is asked for."""
 
 
-@dataclass(frozen=True)
+class SamplingOptions(TypedDict, total=False):
+    """Fields of `SamplingParams`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+    min_tokens: int
+    max_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    seed: int | None
+    logprobs: int | None
+
+
+class SpeculationOptions(TypedDict, total=False):
+    """Options of the methods (`d3d.config`), by our names and by those of vLLM and transformers."""
+
+    method: str | None
+    mode: str | None
+    """Alias of method."""
+    draft_length: int | None
+    num_denoise_steps: int | None
+    draft_confidence: float | None
+    lookup: int | None
+    least_kept: float | None
+    rows: int | None
+    outcomes: int | None
+    miss_policy: str | None
+    placement: str | None
+    prompt_lookup_min: int | None
+    prompt_lookup_max: int | None
+    num_speculative_tokens: int | None
+    num_assistant_tokens: int | None
+    assistant_confidence_threshold: float | None
+    prompt_lookup_num_tokens: int | None
+    """transformers': prompt lookup that drafts so many tokens."""
+    speculative_config: Mapping[str, Any] | str | None
+
+
+class RequestOptions(SamplingOptions, SpeculationOptions, total=False):
+    """Options of a request."""
+
+    raw: bool
+    """Take text as it is, without the chat template."""
+    thinking: bool | None
+    """Handed to the chat template as `enable_thinking`."""
+
+
 class Model:
-    """A target and, unless it only decodes plainly, a drafter."""
+    """A target and, unless it only decodes plainly, a drafter. A context manager: leaving it ends
+    what it has started.
 
-    target: TargetModel
-    engine: TargetEngine
-    drafter: BlockDrafter | None
-    preset: Preset | None = None
-    """Whose target and drafter these are."""
-    drafter_path: Path | None = None
-    """The checkpoint that the drafter came from; async mode with `placement="processes"` loads it
-    again."""
-    choices: PresetFile | None = None
-    """How it decodes where a request does not say: those of a preset file."""
-    _running: dict[str, Running] = field(default_factory=dict, repr=False, compare=False)
-    """Async mode's, by placement."""
-    _times: dict[ModeOptions, dict[int, ModeTimes]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """What auto mode has measured, by options."""
+    Any thread may `add`, `cancel` and iterate; one steps at a time."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        preset: MethodConfig | None = None,
+        engine_name: str = "native",
+    ) -> None:
+        """preset: method and options of requests that do not say."""
+        self.parts = parts
+        self.preset = preset
+        self.engine_name = engine_name
+        self._turn = threading.Lock()
+        self._built: dict[MethodConfig, Built] = {}
+        self._steppers: dict[MethodConfig, Stepper] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def target(self) -> TargetModel:
+        return self.parts.model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self.target.tokenizer
 
     @property
-    def engine_name(self) -> str:
-        return "native" if isinstance(self.engine, NativeEngine) else "transformers"
+    def has_drafter(self) -> bool:
+        return self.parts.drafter is not None or self.parts.draft_model is not None
 
     @property
     def dtype_name(self) -> str:
@@ -103,101 +146,223 @@ class Model:
 
     @property
     def quantize(self) -> str | None:
-        """What the linear weights are rounded to; None: they are the checkpoint's, in this
-        dtype."""
+        """What the linear weights are rounded to; None if they are the checkpoint's."""
         return self.target.quantize if isinstance(self.target, OpenModel) else None
 
     @property
     def precision(self) -> str:
-        """What is computed in, and with which weights, for a reader."""
+        """Dtype and weights, for a reader."""
         return precision(self.dtype_name, self.quantize)
 
     @property
     def device_name(self) -> str:
         return str(self.target.device)
 
-    @cached_property
+    @property
     def drafter_fingerprint(self) -> str | None:
-        """Identity of the drafter's weights, configuration and draft vocabulary, hex; None where
-        there is no drafter."""
-        if self.drafter is None:
-            return None
-        model = self.drafter.model
-        parts = [weights_fingerprint(model.trainable()), model.config.model_dump_json()]
-        if model.draft_ids is not None:
-            parts.append(str(model.draft_ids.tolist()))
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
-    @cached_property
-    def fused_rows(self) -> int:
-        """Rows of a fused pass that take least time per token: the preset's, or measured here
-        once."""
-        assert self.drafter is not None
-        assert isinstance(self.engine, NativeEngine), "other engines have no fused mode"
-        if self.preset is not None and self.preset.fused_rows is not None:
-            return self.preset.fused_rows
-        longest = self.drafter.model.config.longest_slot_draft
-        return best_rows(self.engine, self.drafter.model, min(DEFAULT_FUSED_DRAFT_LENGTH, longest))
+        """Identity of the drafter's weights, configuration and draft vocabulary, hex; None if there
+        is no drafter."""
+        return None if self.parts.drafter is None else self.parts.drafter_fingerprint
 
     @property
-    def default_mode(self) -> str:
-        """That of a request which names none: the preset file's, else serial where there is a
-        drafter."""
-        return usual_mode(self.choices, has_drafter=self.drafter is not None)
+    def default_method(self) -> str:
+        """That of a request which names none."""
+        if self.preset is None and self.parts.draft_model is not None:
+            return "draft_model"
+        return usual_method(self.preset, has_drafter=self.has_drafter)
 
-    def options(self, mode: str, options: ModeOptions) -> ModeOptions:
-        """Options of a request in this mode: its own, and what it leaves open as the preset file
-        has it, where that is of the same mode; see `filled_in` for auto mode."""
-        return filled_in(self.choices, mode, options, has_drafter=self.drafter is not None)
-
-    def decoding(self, mode: str, options: ModeOptions) -> Decoding:
-        """What the loop is given for a mode; in auto mode for one generation. Raises
+    def config(self, **options: Unpack[SpeculationOptions]) -> MethodConfig:
+        """The method and options of a request, those of a preset filled in. Raises
         InvalidRequest."""
-        options = self.options(mode, options)
-        if mode == "auto":
-            return auto_decoding(self.engine, self.drafter, options, self._surroundings(options))
-        return decoding(
-            mode, self.engine, self.drafter, options, lambda: self.fused_rows, self._open_async
-        )
+        method, fields = method_and_options(options)
+        has_drafter = self.has_drafter
+        method = method or self.default_method
+        return request_config(self.preset, method, fields, has_drafter=has_drafter)
 
-    def _surroundings(self, options: ModeOptions) -> Surroundings:
-        measured = self.__dict__.get(
-            "fused_rows"
-        )  # auto mode does not measure rows, but takes what has been measured
-        preset = None if self.preset is None else self.preset.fused_rows
-        room = room_for_worker(
-            self.target.device, len(available_cores()), is_stored=self.drafter_path is not None
-        )
-        times = self._times.setdefault(options, {})
-        return Surroundings(
-            preset or measured or USUAL_ROWS, self._open_async, room.placement, room.reason, times
-        )
+    def built(self, config: MethodConfig) -> Built:
+        """Target and drafter of a method, made once. Raises InvalidRequest, WorkerFailed."""
+        if config not in self._built:
+            self._built[config] = config.build(self.parts)
+        built = self._built[config]
+        if built.drafter is not None:
+            built.drafter.ready()
+        return built
+
+    def engine(self, config: MethodConfig, *, max_batch: int = DEFAULT_BATCH) -> Engine:
+        """A fresh engine for a method. Raises InvalidRequest, WorkerFailed."""
+        built = self.built(config)
+        return Engine(built.target, built.drafter, max_batch=max_batch)
+
+    # One request
+
+    def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> GenerationResult:
+        """The whole answer; options as for `add`."""
+        handle = self.add(prompt, **options)
+        try:
+            return handle.result()
+        finally:
+            self._abandon(handle)
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Iterator[StreamChunk]:
+        """Answer piece by piece: the first token at once, then one chunk a round.
+
+        Raises InvalidRequest before anything is computed; the clock starts when the first chunk is
+        asked for. Options as for `add`."""
+        stepper, config, request = self._prepared(prompt, options)
+
+        def chunks() -> Iterator[StreamChunk]:
+            handle = self._add(stepper, config, request, options.get("thinking"))
+            try:
+                yield from handle
+            finally:
+                self._abandon(handle)
+
+        return chunks()
+
+    def add(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Handle:
+        """Begin a request beside those that run; what a server or a notebook builds on.
+
+        method: see `d3d.config.METHODS` (default: `default_method`); its options, sampling fields
+        and the rest: see `RequestOptions`. Raises InvalidRequest before anything is computed, and
+        WorkerFailed if async mode's draft worker does not come up."""
+        stepper, config, request = self._prepared(prompt, options)
+        return self._add(stepper, config, request, options.get("thinking"))
+
+    def step(self) -> bool:
+        """Advance all requests that were added, by one round; False if there is nothing to do."""
+        return any([stepper.step() for stepper in list(self._steppers.values())])
+
+    def _prepared(
+        self, prompt: Prompt, options: RequestOptions
+    ) -> tuple[Stepper, MethodConfig, Request]:
+        sampling, spec = split_options(options)
+        config = self.config(**spec)
+        request = self._request(prompt, sampling, options)
+        if config not in self._steppers:
+            self._steppers[config] = Stepper(self.engine(config), self._turn)
+        else:
+            self.built(config)
+        return self._steppers[config], config, request
+
+    def _add(
+        self, stepper: Stepper, config: MethodConfig, request: Request, thinking: bool | None
+    ) -> Handle:
+        settings = self._settings(config, stepper.engine, request, thinking)
+        handle = Handle(request, Recorder(request.prompt_length, settings), stepper)
+        stepper.add(handle)
+        return handle
+
+    @staticmethod
+    def _abandon(handle: Handle) -> None:
+        """A reader has gone: nothing stays behind."""
+        if not handle.finished:
+            handle.cancel()
+            handle.settle()
+
+    # Many requests
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_batch: int = DEFAULT_BATCH,
+        per_prompt: Sequence[Mapping[str, Any]] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[GenerationResult]:
+        """All answers, in the order of the prompts; arguments as for `stream_many`."""
+        chunks = self.stream_many(prompts, max_batch=max_batch, per_prompt=per_prompt, **options)
+        results = {index: chunk.result for index, chunk in chunks if chunk.result is not None}
+        return [results[index] for index in range(len(prompts))]
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_batch: int = DEFAULT_BATCH,
+        per_prompt: Sequence[Mapping[str, Any]] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[tuple[int, StreamChunk]]:
+        """Answers piece by piece as they come, each piece with the index of its prompt; each answer
+        is what `generate` gives.
+
+        At most `max_batch` requests are verified and drafted for together; when one has ended, the
+        next joins the others. options: as for `add`, for all of them; per_prompt: sampling fields
+        of each prompt, which override them. Raises as `add` does, and names the prompt. All clocks
+        start with the first piece, so ttft_s has the time spent waiting for a place in it."""
+        check_many(prompts, per_prompt, max_batch)
+        sampling, spec = split_options(options)
+        config = self.config(**spec)
+        requests = []
+        for index, prompt in enumerate(prompts):
+            own = {} if per_prompt is None else per_prompt[index]
+            try:
+                requests.append(self._request(prompt, {**sampling, **own}, options))
+            except InvalidRequest as error:
+                reason = str(error).removeprefix("prompt: ")
+                raise InvalidRequest(f"prompts[{index}]: {reason}") from error
+        engine = self.engine(config, max_batch=max_batch)
+        return self._together(engine, config, requests, options.get("thinking"))
+
+    def _together(
+        self,
+        engine: Engine,
+        config: MethodConfig,
+        requests: list[Request],
+        thinking: bool | None,
+    ) -> Iterator[tuple[int, StreamChunk]]:
+        stepper = Stepper(engine, self._turn)
+        handles = [self._add(stepper, config, request, thinking) for request in requests]
+        try:
+            while any(not handle.finished for handle in handles) and stepper.step():
+                for index, handle in enumerate(handles):
+                    for chunk in handle.taken():
+                        yield index, chunk
+                    if handle.request.error is not None:
+                        raise handle.request.error
+        finally:
+            stepper.cancel_all()
+
+    def close(self) -> None:
+        """Cancel all requests and end what the model has started. It stays of use; a later request
+        starts what it needs again."""
+        for stepper in self._steppers.values():
+            stepper.cancel_all()
+        for built in self._built.values():
+            if built.drafter is not None:
+                built.drafter.close()
+        for running in self.parts.workers.values():
+            running.coordinator.close()
+
+    # Requests and their settings
 
     def encode(
-        self, prompt: str | Messages | list[int], *, raw: bool = False, thinking: bool | None = None
+        self, prompt: Prompt, *, raw: bool = False, thinking: bool | None = None
     ) -> list[int]:
         """Token ids of a prompt: a user's turn, a conversation (both through the chat template),
         text as it is (`raw`), or ids.
 
-        `thinking` is handed to the chat template as `enable_thinking`. Raises InvalidRequest for an
-        empty prompt, and for `raw` or `thinking` where they mean nothing."""
+        Raises InvalidRequest for an empty prompt, and for `raw` or `thinking` if they mean
+        nothing."""
         if isinstance(prompt, str):
             check_prompt(prompt, raw=raw)
         elif not isinstance(prompt, list):
             raise InvalidRequest(
-                f"prompt: give text, a list of messages or a list of token ids, not {type(prompt).__name__}"
+                "prompt: give text, a list of messages or a list of token ids, "
+                f"not {type(prompt).__name__}"
             )
         elif raw:
             raise InvalidRequest(
-                "raw: it is for text; messages go through the chat template, and token ids are taken as they are"
+                "raw: it is for text; messages go through the chat template, and token ids are "
+                "taken as they are"
             )
         if isinstance(prompt, str) and not raw:
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            return encode_chat(self.tokenizer, prompt, thinking=thinking)
+            return encode_chat(self.tokenizer, cast("Messages", prompt), thinking=thinking)
         if thinking is not None:
             raise InvalidRequest(
-                "thinking: it is a switch of the chat template, which this prompt does not go through"
+                "thinking: it is a switch of the chat template, which this prompt does not go "
+                "through"
             )
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt))
@@ -207,167 +372,84 @@ class Model:
             )
         return list(cast("list[int]", prompt))
 
-    def generate(self, prompt: str | Messages | list[int], **options: Any) -> GenerationResult:
-        """The whole answer; options as for `stream`."""
-        result = None
-        for chunk in self.stream(prompt, **options):
-            result = chunk.result
-        assert result is not None, "the last chunk carries the result"
-        return result
-
-    def stream(
-        self,
-        prompt: str | Messages | list[int],
-        *,
-        mode: str | None = None,
-        draft_length: int | None = None,
-        num_denoise_steps: int | None = None,
-        rows: int | None = None,
-        outcomes: int | None = None,
-        miss_policy: str | None = None,
-        placement: str | None = None,
-        draft_confidence: float | None = None,
-        lookup: int | None = None,
-        least_kept: float | None = None,
-        raw: bool = False,
-        thinking: bool | None = None,
-        **sampling: Any,
-    ) -> Iterator[StreamChunk]:
-        """Answer piece by piece: the first token at once, then one chunk a round.
-
-        mode: "plain", "serial", "fused", "async" or "auto" (default: `default_mode`). draft_length,
-        num_denoise_steps, rows, outcomes, miss_policy, placement, draft_confidence, lookup,
-        least_kept: see `ModeOptions`. sampling: fields of `SamplingParams`. Raises InvalidRequest
-        before anything is computed; the clock starts when the first chunk is asked for. The first
-        request in async mode starts a draft worker and waits for it (WorkerFailed where it does not
-        come up), which `close` ends."""
-        mode = mode or self.default_mode
-        of_mode = ModeOptions(
-            draft_length,
-            num_denoise_steps,
-            rows,
-            outcomes,
-            miss_policy,
-            placement,
-            draft_confidence,
-            lookup,
-            least_kept,
-        )
-        options = self.options(mode, of_mode)
-        request = self._request(prompt, sampling, raw=raw, thinking=thinking)
-        chosen = self.decoding(mode, options)
-        return self._run(request, chosen, self._settings(mode, chosen, options, request, thinking))
-
-    def generate_many(self, prompts: Sequence[Prompt], **options: Any) -> list[GenerationResult]:
-        """All answers, in the order of the prompts; options as for `stream_many`."""
-        results = {
-            index: chunk.result
-            for index, chunk in self.stream_many(prompts, **options)
-            if chunk.result is not None
-        }
-        return [results[index] for index in range(len(prompts))]
-
-    def stream_many(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_batch: int = DEFAULT_BATCH,
-        per_prompt: Sequence[Mapping[str, Any]] | None = None,
-        mode: str | None = None,
-        raw: bool = False,
-        thinking: bool | None = None,
-        **options: Any,
-    ) -> Iterator[tuple[int, StreamChunk]]:
-        """Answers piece by piece as they come, each piece with the index of its prompt; each answer
-        is what `generate` gives.
-
-        At most `max_batch` requests are verified in one batch and drafted for in one pass; when one
-        has ended, the next joins the others. options: those of `stream`, for all of them;
-        per_prompt: sampling fields of each prompt, which override them. Raises as `stream` does,
-        and names the prompt. All clocks start with the first piece, so that ttft_s has the time
-        spent waiting for a place in it."""
-        mode = mode or self.default_mode
-        check_many(prompts, per_prompt, mode, max_batch)
-        asked, shared = split_options(options)
-        of_mode = self.options(mode, asked)
-        requests = each_request(
-            partial(self._request, raw=raw, thinking=thinking), prompts, shared, per_prompt
-        )
-        chosen = self.decoding(mode, of_mode)
-        return answer_together(
-            chosen,
-            requests,
-            [self._settings(mode, chosen, of_mode, one, thinking) for one in requests],
-            max_batch,
-        )
-
     def _request(
-        self, prompt: Prompt, sampling: dict[str, Any], *, raw: bool, thinking: bool | None
+        self, prompt: Prompt, sampling: Mapping[str, Any], options: RequestOptions
     ) -> Request:
         params = sampling_params(sampling)
+        raw, thinking = options.get("raw", False), options.get("thinking")
         return new_request(
-            self.engine,
+            self.parts.target,
             self.encode(prompt, raw=raw, thinking=thinking),
             params,
             eos_token_ids=self.target.eos_token_ids,
             tokenizer=self.tokenizer,
-            device=self.target.device,
         )
 
     def _settings(
-        self,
-        mode: str,
-        chosen: Decoding,
-        options: ModeOptions,
-        request: Request,
-        thinking: bool | None,
+        self, config: MethodConfig, engine: Engine, request: Request, thinking: bool | None
     ) -> Settings:
-        """What the request's result says of what was asked for."""
-        seed = None if request.sequence.params.greedy else request.sequence.seed
-        report = chosen.drafter.report if isinstance(chosen.drafter, AutoDrafter) else None
+        """What a result says of what was asked for."""
         return Settings(
-            mode,
-            chosen.draft_length,
-            options.num_denoise_steps or 1,
-            seed,
+            config.method,
+            engine.drafter.max_draft_length,
+            getattr(config, "num_denoise_steps", None) or 1,
+            None if request.params.greedy else request.seed,
             thinking,
             self.quantize,
-            report,
-            looks_up=bool(options.lookup),
-            may_pause=bool(options.least_kept),
+            engine.drafter.report,
+            looks_up=bool(getattr(config, "lookup", None)) or config.method == "ngram",
+            may_pause=bool(getattr(config, "least_kept", None)),
         )
 
-    def _open_async(self, options: AsyncOptions) -> AsyncDrafter:
-        """A drafter whose worker is ready. Raises InvalidRequest, WorkerFailed."""
-        assert self.drafter is not None
-        assert isinstance(self.target, OpenModel), "other engines have no async mode"
-        miss_policy, placement = (
-            options.miss_policy or "draft_now",
-            options.placement or default_placement(self.target.device),
+
+def split_options(options: RequestOptions) -> tuple[dict[str, Any], SpeculationOptions]:
+    """Sampling fields (what is no other option), and speculation options."""
+    spec = {name: value for name, value in options.items() if name in _SPECULATION}
+    others = {"raw", "thinking", *spec}
+    sampling = {name: value for name, value in options.items() if name not in others}
+    return sampling, cast("SpeculationOptions", spec)
+
+
+_SPECULATION = frozenset(SpeculationOptions.__annotations__)
+
+
+def method_and_options(options: SpeculationOptions) -> tuple[str | None, dict[str, Any]]:
+    """The method that is asked for, None if none is, and its options; all spellings of both.
+    Raises InvalidRequest for contradictions."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    config = fields.pop("speculative_config", None)
+    given = SpeculativeChoice(None, {}, None)
+    if config is not None:
+        given = read_speculative_config(cast("Mapping[str, Any] | str", config))
+    if given.drafter is not None:
+        raise InvalidRequest(
+            "speculative_config: model: the drafter is named when the model is loaded: "
+            "d3d.load(target, drafter)"
         )
-        if miss_policy not in get_args(MissPolicy):
-            raise InvalidRequest(
-                f"miss policy: {miss_policy!r} is not one of {', '.join(get_args(MissPolicy))}"
-            )
-        if placement not in self._running:
-            self._running[placement] = open_coordinator(
-                placement, self.target, self.drafter.model, self.drafter_path
-            )
-        running = self._running[placement]
-        running.coordinator.ensure_worker()
-        policy = Policy(options.draft_length, options.outcomes, cast("MissPolicy", miss_policy))
-        return AsyncDrafter(running.coordinator, policy, running.threads)
+    num_tokens = fields.pop("prompt_lookup_num_tokens", None)
+    if num_tokens is not None:
+        fields |= {"method": fields.get("method", "ngram"), "draft_length": num_tokens}
+    names = [fields.pop("method", None), fields.pop("mode", None), given.method]
+    methods = list(dict.fromkeys(str(name) for name in names if name is not None))
+    if len(methods) > 1:
+        raise InvalidRequest(f"method: {methods[0]!r} and {methods[1]!r} are both asked for")
+    return (methods[0] if methods else None), {**given.options, **fields}
 
-    def close(self) -> None:
-        """End what async mode has started. The model stays of use; a later request in async mode
-        starts it again."""
-        for running in self._running.values():
-            running.coordinator.close()
 
-    def _run(self, request: Request, chosen: Decoding, settings: Settings) -> Iterator[StreamChunk]:
-        recorder = Recorder(request.sequence.prompt_length, settings)
-        for event in decode(chosen.target, chosen.drafter, [request], chosen.draft_length):
-            yield recorder.add(event)
+def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: object) -> None:
+    """Raises InvalidRequest for what can't be meant."""
+    if not isinstance(prompts, list | tuple):
+        raise InvalidRequest(
+            f"prompts: give a list of prompts, not {type(prompts).__name__}; for a single one "
+            "there is generate"
+        )
+    if per_prompt is not None and len(per_prompt) != len(prompts):
+        raise InvalidRequest(
+            f"per_prompt: it has {len(per_prompt)} entries for {len(prompts)} prompts; give one "
+            "for each, {} for none"
+        )
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+        raise InvalidRequest(f"max_batch: {max_batch!r} is not a whole number of 1 or more")
 
 
 def check_prompt(prompt: str, *, raw: bool = False) -> None:
@@ -382,104 +464,10 @@ def check_prompt(prompt: str, *, raw: bool = False) -> None:
         ) from error
 
 
-def sampling_params(fields: dict[str, Any]) -> SamplingParams:
+def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
     """Checked sampling parameters. Raises InvalidRequest that names the first field that is unknown
     or impossible."""
     try:
         return SamplingParams(**fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(SamplingParams.model_fields)
-            raise InvalidRequest(
-                f"{name}: there is no such parameter; there are: {known}"
-            ) from error
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{name}: {message}" if name else message) from error
-
-
-def load(
-    target: str,
-    drafter: str | Path | None = None,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    plain: bool = False,
-    engine: str = "native",
-    quantize: str | None = None,
-) -> Model:
-    """Load a target and its drafter.
-
-    target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a
-    preset brings its own. plain: load no drafter. device: auto, cpu, cuda or cuda:N. dtype: auto,
-    float32 or bfloat16. engine: what runs the target, d3d's own decoder (native), or transformers
-    for any causal language model that can be rewound: slower, and in modes plain and serial only.
-    quantize: "int8" rounds the linear weights of both; the target then is another model, to which
-    every mode is faithful. Raises InvalidCheckpoint or InvalidRequest.
-
-    A preset file says besides how to decode where a request does not, in which dtype where `dtype`
-    is auto, with which weights where `quantize` does not, and with how many threads, which is
-    torch's setting for the whole process."""
-    if engine not in ENGINES:
-        raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
-    if plain and drafter is not None:
-        raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
-    choices = choices_of(target)
-    path = None
-    if drafter is not None:
-        path = resolve_drafter(str(drafter))
-    elif not plain:
-        path = drafter_of(target)
-    if path is not None:
-        read_config(path)  # what is no drafter is refused before the target is fetched and read
-    if choices is not None:
-        target, dtype, quantize = (
-            choices.target,
-            choices.dtype if dtype == "auto" else dtype,
-            quantize or choices.quantize,
-        )
-        if choices.threads is not None:
-            torch.set_num_threads(choices.threads)
-    has_own = drafter is None and (choices is None or choices.drafter is None)
-    preset = PRESETS.get(target) if has_own else None
-    if engine == "transformers":
-        return replace(
-            _load_transformers(target, path, preset, device=device, dtype=dtype, quantize=quantize),
-            choices=choices,
-        )
-    model = open_model(target, device=device, dtype=dtype, quantize=quantize)
-    native = NativeEngine(model.transformer)
-    if path is None:
-        pack_weights(model.transformer, quantize=quantize)
-        return Model(model, native, None, choices=choices)
-    (drafter_model,) = ready_drafters(model, [path])
-    return Model(
-        model, native, BlockDrafter(drafter_model, native.vocab_size), preset, path, choices
-    )
-
-
-def _load_transformers(
-    target: str,
-    drafter: Path | None,
-    preset: Preset | None,
-    *,
-    device: str,
-    dtype: str,
-    quantize: str | None,
-) -> Model:
-    """The target as `transformers` runs it; a drafter runs in d3d's own decoder, with weights and a
-    cache of its own."""
-    from d3d.target.transformers import TransformersEngine, open_transformers
-
-    if quantize is not None:
-        raise InvalidRequest(
-            "quantize: only d3d's own engine rounds weights; leave it out, or use the engine native"
-        )
-    model = open_transformers(target, device=device, dtype=dtype)
-    engine = TransformersEngine(model)
-    if drafter is None:
-        return Model(model, engine, None)
-    return Model(
-        model, engine, BlockDrafter(ready_apart(model, drafter), engine.vocab_size), preset, drafter
-    )
+        raise InvalidRequest(first_problem(error, SamplingParams.model_fields)) from error

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from d3d.cli.demo import QUESTIONS, Pair, figures
-from d3d.decoding.results import GenerationResult, Speculation, Timing, Usage
 from d3d.hub.presets import PRESETS
+from d3d.results import GenerationResult, Speculation, Timing, Usage
 from support.command import d3d
 
 

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from d3d.cli.show import Painter, paint
-from d3d.decoding.results import StreamChunk
 from d3d.hub.checkpoint import save_drafter
+from d3d.results import StreamChunk
 from support.command import Outcome, d3d
 from support.tiny_model import (
     open_tiny,

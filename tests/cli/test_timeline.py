@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from d3d.core.types import Preparation, RoundStats
-from d3d.decoding.timeline import chrome_trace, overlap
-from d3d.decoding.trace_file import read_trace
+from d3d.engine.metrics import overlap
+from d3d.engine.round import Preparation, Round
+from d3d.engine.trace import chrome_trace, read_trace
 from d3d.errors import InvalidRequest
 from support.command import d3d
 
 ROUNDS = [
-    RoundStats(0, 0, 1, 0.50, 1.0, 10.0, Preparation("unprepared", "unprepared")),
-    RoundStats(4, 4, 5, 0.01, 1.0, 11.6, Preparation("hit", None, ((9.0, 10.4), (10.5, 11.2)))),
-    RoundStats(4, 2, 3, 0.20, 1.0, 13.8, Preparation("late", None, ((11.7, 12.5),))),
-    RoundStats(4, 1, 2, 0.30, 1.2, 15.1, Preparation("miss")),
-    RoundStats(0, 0, 1, 0.0, 0.9, 16.7),
+    Round(0, 0, 1, 0.50, 1.0, 10.0, Preparation("unprepared", "unprepared")),
+    Round(4, 4, 5, 0.01, 1.0, 11.6, Preparation("hit", None, ((9.0, 10.4), (10.5, 11.2)))),
+    Round(4, 2, 3, 0.20, 1.0, 13.8, Preparation("late", None, ((11.7, 12.5),))),
+    Round(4, 1, 2, 0.30, 1.2, 15.1, Preparation("miss")),
+    Round(0, 0, 1, 0.0, 0.9, 16.7),
 ]
 
 

@@ -15,15 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from d3d.drafting.block_drafter import BlockDrafter
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.checkpoint import load_drafter, save_drafter
 from d3d.hub.export import Exported, export_drafter
 from d3d.hub.merged import MASK_TOKEN
 from d3d.hub.open_model import OpenModel, open_model
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.kv_cache import PassThrough
-from support.drafters import sequence
 from support.tiny_model import open_tiny, random_drafter, write_tiny_target
 
 TEXT = [5, 17, 80, 3, 41, 200, 7]

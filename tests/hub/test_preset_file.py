@@ -11,7 +11,6 @@ import torch
 import yaml
 
 import d3d
-from d3d.decoding.modes import ModeOptions
 from d3d.errors import InvalidCheckpoint
 from d3d.hub.footprint import is_here, model_config
 from d3d.hub.loading import drafter_of, resolve_drafter, resolve_model, resolve_tokenizer

@@ -12,7 +12,7 @@ import pytest
 
 import d3d
 import miss_policies as script
-from d3d.drafting.packed_pass import PackedDrafter
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.corpus import Sample
 from d3d.train.outcome_replay import replay_outcomes
 from support.tiny_model import write_tiny_drafter

@@ -11,15 +11,23 @@ from typing import Any
 
 from torch import Tensor
 
-from d3d.baselines.preparing import PreparingDouble, foresees, misjudges, nothing_happens, sometimes
-from d3d.baselines.scripted import noisy, oracle
-from d3d.core.protocols import Preparer, TargetEngine, TargetSession
-from d3d.core.types import Preparation
-from d3d.engine.rng import uniform
+from d3d.engine.drafter import Target
+from d3d.engine.round import Preparation
+from d3d.engine.sampling import uniform
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
+from d3d.methods.async_.preparer import Preparer
 from d3d.methods.async_.worker_link import WorkerLink
 from d3d.methods.async_.workers import ThreadWorker, Worker
+from support.doubles import (
+    PreparingDouble,
+    foresees,
+    misjudges,
+    noisy,
+    nothing_happens,
+    oracle,
+    sometimes,
+)
 from support.runs import Run
 
 VOCAB = 97
@@ -115,7 +123,7 @@ def notes(run: Run) -> list[str]:
 class Slow:
     """A target engine whose passes take at least so many seconds."""
 
-    def __init__(self, engine: TargetEngine, seconds: float) -> None:
+    def __init__(self, engine: Target, seconds: float) -> None:
         self._engine, self._seconds = engine, seconds
 
     @property
@@ -126,7 +134,7 @@ class Slow:
     def max_length(self) -> int:
         return self._engine.max_length
 
-    def open(self, num_sequences: int, capacity: int) -> TargetSession:
+    def open(self, num_sequences: int, capacity: int) -> Target:
         session = self._engine.open(num_sequences, capacity)
         forward = session.forward
 
@@ -145,7 +153,7 @@ class Unhurried(Slow):
     """A target engine whose passes last until the worker has answered, for one sequence: whatever
     is prepared is there in time."""
 
-    def __init__(self, engine: TargetEngine, coordinator: Coordinator) -> None:
+    def __init__(self, engine: Target, coordinator: Coordinator) -> None:
         super().__init__(engine, 0.0)
         self._coordinator = coordinator
 

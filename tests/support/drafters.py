@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.core.sequence import Sequence
-from d3d.core.types import SamplingParams
+from d3d.engine.request import Request
 from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
@@ -66,8 +65,8 @@ def text(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 90, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def sequence(token_ids: list[int]) -> Sequence:
-    return Sequence(token_ids, SamplingParams())
+def request(token_ids: list[int]) -> Request:
+    return Request(token_ids)
 
 
 @torch.no_grad()

@@ -13,14 +13,26 @@ from pathlib import Path
 
 import torch
 
-from d3d.baselines.preparing import PreparingDouble, foresees, misjudges, sometimes
-from d3d.baselines.scripted import Double, always_wrong, empty, noisy, oracle, scripted, wrong_at
-from d3d.core.protocols import Preparer, PreparingSession
-from d3d.core.types import DraftBlock, Outcome
-from d3d.drafting.packed_pass import PackedDrafter
-from d3d.engine.rng import uniform
+from d3d.engine.drafter import Draft
+from d3d.engine.sampling import uniform
 from d3d.hub.tiny import tiny_transformer
+from d3d.methods.async_.outcomes import Outcome
+from d3d.methods.async_.packed_pass import PackedDrafter
+from d3d.methods.async_.preparer import Preparer, PreparingSession
 from support.async_runs import VOCAB
+from support.doubles import (
+    Double,
+    PreparingDouble,
+    always_wrong,
+    empty,
+    foresees,
+    misjudges,
+    noisy,
+    oracle,
+    scripted,
+    sometimes,
+    wrong_at,
+)
 from support.drafters import tiny_drafter
 
 DRAFTERS = ("oracle", "noisy", "always wrong", "wrong at 1", "empty", "scripted", "model")
@@ -112,7 +124,7 @@ class TroubledSession:
     troubled: Troubled
     session: PreparingSession
 
-    def draft(self, text: list[int], draft_length: int) -> DraftBlock:
+    def draft(self, text: list[int], draft_length: int) -> Draft:
         instead = self.troubled.strike()
         return (
             self.session.draft(text, draft_length)
@@ -125,7 +137,7 @@ class TroubledSession:
 
     def prepare(
         self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int
-    ) -> dict[Outcome, DraftBlock]:
+    ) -> dict[Outcome, Draft]:
         instead = self.troubled.strike()
         if instead is None:
             return self.session.prepare(text, draft, outcomes, draft_length)
@@ -133,11 +145,11 @@ class TroubledSession:
         return {outcome: _spoilt(instead, draft_length) for outcome in [*also, *outcomes]}
 
 
-def _spoilt(how: str, draft_length: int) -> DraftBlock:
+def _spoilt(how: str, draft_length: int) -> Draft:
     return (
-        DraftBlock(fault="told to be faulty")
+        Draft(fault="told to be faulty")
         if how == "fault"
-        else DraftBlock((3, 10**9, -1) * 50 * draft_length)
+        else Draft((3, 10**9, -1) * 50 * draft_length)
     )
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from d3d.decoding.loop import decode
 from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.workers import ProcessWorker
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from support.async_runs import async_drafter, coordinating, rehearsed
 from support.runs import make, run
 
@@ -50,7 +49,7 @@ def seconds_until_gone(limit_s: float = 30.0) -> float:
 
 
 def _decode_forever() -> None:
-    target = NativeEngine(tiny_transformer())
+    target = NativeTarget(tiny_transformer())
     make_double = partial(
         rehearsed, [run(target, max_tokens=100).token_ids], wrong=0.2, delay_s=0.01
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from d3d.core.protocols import Drafter, TargetEngine, TargetSession
-from d3d.core.types import RoundStats, SamplingParams, TokenLogprob
-from d3d.decoding.loop import Event, decode
-from d3d.decoding.request import Request, new_request
+from d3d.engine.drafter import Draft, Drafter, Target
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request, new_request
+from d3d.engine.round import Round, TokenLogprob
+from d3d.engine.sampling import LogitRows, SamplingParams
 
 PROMPT = [5, 17, 80, 3, 41]
 
@@ -53,16 +54,17 @@ class Run:
     """What one request has come to."""
 
     request: Request
-    events: list[Event] = field(default_factory=list)
+    events: list[Round] = field(default_factory=list)
+    """Its rounds, and before them the prefill's first token."""
 
     @property
     def ids(self) -> list[int]:
-        return self.request.sequence.answer_ids
+        return self.request.answer_ids
 
     @property
     def token_ids(self) -> list[int]:
         """Prompt and answer."""
-        return list(self.request.sequence.token_ids)
+        return list(self.request.token_ids)
 
     @property
     def text(self) -> str:
@@ -70,15 +72,15 @@ class Run:
 
     @property
     def finish_reason(self) -> str | None:
-        return self.request.sequence.finish_reason
+        return self.request.finish_reason
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        return [entry for event in self.events for entry in event.verdict.logprobs]
+        return [entry for event in self.events for entry in event.logprobs]
 
     @property
-    def rounds(self) -> list[RoundStats]:
-        return [event.stats for event in self.events if event.stats is not None]
+    def rounds(self) -> list[Round]:
+        return [event for event in self.events if event.number]
 
     @property
     def faults(self) -> list[str]:
@@ -86,7 +88,7 @@ class Run:
 
 
 def make(
-    engine: TargetEngine,
+    target: Target,
     prompt: list[int] = PROMPT,
     *,
     eos: set[int] | None = None,
@@ -96,7 +98,7 @@ def make(
     eos_token_ids = frozenset(eos or ())
     return Run(
         new_request(
-            engine,
+            target,
             prompt,
             SamplingParams(**params),
             eos_token_ids=eos_token_ids,
@@ -105,83 +107,94 @@ def make(
     )
 
 
+def rounds_of(
+    target: Target,
+    drafter: Drafter | None,
+    runs: Sequence[Run],
+    draft_length: int | None = None,
+    max_batch: int | None = None,
+    **options: Any,
+) -> Iterator[Round]:
+    """Decode them together, round by round. draft_length: drafts are cut to it; 0 is plain."""
+    if drafter is not None and draft_length is not None:
+        drafter.max_draft_length = min(drafter.max_draft_length, draft_length)
+    engine = Engine(target, drafter, max_batch=max_batch, **options)
+    by_id = {run.request.id: run for run in runs}
+    for one in engine.run([run.request for run in runs]):
+        by_id[one.request_id].events.append(one)
+        yield one
+    assert target.num_held == 0, "the target keeps nothing of a request that has ended"
+    assert drafter is None or drafter.num_held == 0, "nor does the drafter"
+
+
 def run_all(
-    engine: TargetEngine,
+    target: Target,
     drafter: Drafter | None,
     runs: list[Run],
-    draft_length: int = 16,
+    draft_length: int | None = None,
     max_batch: int | None = None,
+    **options: Any,
 ) -> list[Run]:
     """Decode them together."""
-    for event in decode(
-        engine, drafter, [run.request for run in runs], draft_length, max_batch=max_batch
-    ):
-        runs[event.index].events.append(event)
+    for _ in rounds_of(target, drafter, runs, draft_length, max_batch, **options):
+        pass
     return runs
 
 
 def run(
-    engine: TargetEngine,
+    target: Target,
     drafter: Drafter | None = None,
     prompt: list[int] = PROMPT,
     *,
-    draft_length: int = 16,
+    draft_length: int | None = None,
     eos: set[int] | None = None,
     tokenizer: PreTrainedTokenizerFast | None = None,
     **params: Any,
 ) -> Run:
     """Decode one request alone; plain without a drafter."""
-    return run_all(
-        engine,
-        drafter,
-        [make(engine, prompt, eos=eos, tokenizer=tokenizer, **params)],
-        draft_length,
-    )[0]
+    runs = [make(target, prompt, eos=eos, tokenizer=tokenizer, **params)]
+    return run_all(target, drafter, runs, draft_length)[0]
 
 
-class Watched:
-    """A target engine that notes what reaches it."""
+class Watched(Target):
+    """A target that notes what reaches it."""
 
-    def __init__(self, engine: TargetEngine) -> None:
-        self.engine = engine
+    def __init__(self, target: Target) -> None:
+        self.inner = target
         self.fed: list[list[list[int]]] = []
-        """Token ids of each pass."""
+        """Token ids of each verification: anchors and drafts."""
         self.lengths: list[list[int]] = []
-        """Cached tokens after each crop."""
-        self.num_kept: list[int] = []
-        """Sequences left after each `keep`."""
+        """Committed tokens minus the anchor, after each round."""
+        self.ended: list[int] = []
+        """Ids of requests that have left."""
 
     @property
     def vocab_size(self) -> int:
-        return self.engine.vocab_size
+        return self.inner.vocab_size
 
     @property
     def max_length(self) -> int:
-        return self.engine.max_length
-
-    def open(self, num_sequences: int, capacity: int) -> TargetSession:
-        return WatchedSession(self, self.engine.open(num_sequences, capacity))
-
-
-class WatchedSession:
-    def __init__(self, watched: Watched, session: TargetSession) -> None:
-        self.watched, self.session = watched, session
+        return self.inner.max_length
 
     @property
-    def lengths(self) -> list[int]:
-        return self.session.lengths
+    def num_held(self) -> int:
+        return self.inner.num_held
 
-    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-        self.watched.fed.append([list(ids) for ids in token_ids])
-        return self.session.forward(token_ids, last_only=last_only)
+    def cache_for(self, model: Any) -> Any:
+        return self.inner.cache_for(model)
 
-    def crop(self, lengths: list[int]) -> None:
-        self.session.crop(lengths)
-        self.watched.lengths.append(list(self.session.lengths))
+    def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
+        return self.inner.prefill(requests, num_rows)
 
-    def keep(self, rows: list[int]) -> None:
-        self.session.keep(rows)
-        self.watched.num_kept.append(len(rows))
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
+        pairs = zip(requests, drafts, strict=True)
+        self.fed.append([[request.anchor, *draft.token_ids] for request, draft in pairs])
+        return self.inner.verify(requests, drafts)
 
-    def join(self, count: int) -> None:
-        self.session.join(count)
+    def rewind(self, requests: Sequence[Request]) -> None:
+        self.inner.rewind(requests)
+        self.lengths.append([len(request) - 1 for request in requests])
+
+    def end(self, request: Request) -> None:
+        self.inner.end(request)
+        self.ended.append(request.id)

@@ -20,15 +20,14 @@ from typing import Any
 
 import psutil
 
-from d3d.core.protocols import TargetEngine
-from d3d.decoding.loop import Event, decode
-from d3d.drafting.block_drafter import BlockDrafter
+from d3d.engine.drafter import Target
 from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator
 from d3d.methods.async_.placement import available_cores, worker_cores
 from d3d.methods.async_.workers import ProcessWorker, ThreadWorker, Worker
-from d3d.target.native import NativeEngine
+from d3d.methods.serial.drafter import BlockDrafter
+from d3d.target.native import NativeTarget
 from support.async_runs import VOCAB, Slow, async_drafter, coordinating
 from support.drafters import text, tiny_drafter
 from support.mischief import DRAFTERS, Ledger, Mischief, Troublemaker, double
@@ -160,8 +159,8 @@ class Tally:
 
 
 @cache
-def target() -> NativeEngine:
-    return NativeEngine(tiny_transformer())
+def target() -> NativeTarget:
+    return NativeTarget(tiny_transformer())
 
 
 PROMPTS = [text(2 + 4 * number, seed=number) for number in range(4)]
@@ -255,7 +254,7 @@ class Going:
             hung_s=hung_s,
             **fields,
         )
-        engine: TargetEngine = Slow(target(), hung_s / 12) if hangs else target()
+        engine: Target = Slow(target(), hung_s / 12) if hangs else target()
         runs = [make(target(), prompt, **self.params) for prompt in PROMPTS]
         ends = {
             "one by one": self.one_by_one,
@@ -274,7 +273,7 @@ class Going:
     # Ways of going
 
     def one_by_one(
-        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+        self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
         for one in runs:
             self.restore(coordinator)
@@ -283,14 +282,14 @@ class Going:
                 self.after_event(coordinator, event)
 
     def together(
-        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+        self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
         for event in decode(engine, drafter, [one.request for one in runs], self.one.block_size):
             runs[event.index].events.append(event)
             self.after_event(coordinator, event)
 
     def interleaved(
-        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+        self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
         going = [(one, decode(engine, drafter, [one.request], self.one.block_size)) for one in runs]
         while going:
@@ -306,7 +305,7 @@ class Going:
                 self.restore(coordinator)
 
     def threads(
-        self, coordinator: Coordinator, engine: TargetEngine, drafter: AsyncDrafter, runs: list[Run]
+        self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
         everyone = [
             threading.Thread(target=self.one_by_one, args=(coordinator, engine, drafter, [one]))

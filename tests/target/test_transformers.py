@@ -12,14 +12,13 @@ import torch
 import transformers
 
 import d3d
-from d3d.baselines.draft_model import draft_model
-from d3d.baselines.lookup import LookupDrafter
-from d3d.baselines.scripted import always_wrong, oracle
 from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.methods.ngram.drafter import NgramDrafter
 from d3d.target import transformers as module
-from d3d.target.native import NativeEngine
-from d3d.target.transformers import TransformersEngine, open_transformers
+from d3d.target.native import NativeTarget
+from d3d.target.transformers import TransformersTarget, open_transformers
 from support.command import d3d as command
+from support.doubles import always_wrong, oracle
 from support.runs import SAMPLING, make, run, run_all
 from support.tiny_model import open_tiny, tiny_tokenizer, write_tiny_drafter, write_tiny_target
 
@@ -53,25 +52,25 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("gpt2") / "model", config)
 
 
-def engine(path: Path) -> TransformersEngine:
-    return TransformersEngine(open_transformers(str(path), device="cpu", dtype="float32"))
+def engine(path: Path) -> TransformersTarget:
+    return TransformersTarget(open_transformers(str(path), device="cpu", dtype="float32"))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_ids_are_those_of_our_own_engine(tmp_path: Path, family: str) -> None:
     path = write_tiny_target(tmp_path / family, family=family)
-    native, other = NativeEngine(open_tiny(path).transformer), engine(path)
+    native, other = NativeTarget(open_tiny(path).transformer), engine(path)
     assert (other.vocab_size, other.max_length) == (native.vocab_size, native.max_length)
     for name in ("greedy", "everything"):
         options = {"max_tokens": 24, **SAMPLING[name]}
         plain = run(native, prompt=PROMPTS[2], **options).ids
         assert run(other, prompt=PROMPTS[2], **options).ids == plain
-        assert run(other, LookupDrafter(), PROMPTS[2], draft_length=4, **options).ids == plain
+        assert run(other, NgramDrafter(), PROMPTS[2], draft_length=4, **options).ids == plain
 
 
 def test_logits_are_those_of_our_own_engine_after_every_rewind(tiny_target: Path) -> None:
     native, other = (
-        NativeEngine(open_tiny(tiny_target).transformer).open(2, 64),
+        NativeTarget(open_tiny(tiny_target).transformer).open(2, 64),
         engine(tiny_target).open(2, 64),
     )
     for feeds, lengths, last_only in (
@@ -100,7 +99,7 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
         d3d.load(str(gpt2), device="cpu", dtype="float32")
     model = d3d.load(str(gpt2), device="cpu", dtype="float32", engine="transformers")
     target = model.target
-    assert isinstance(target, module.TransformersTarget)
+    assert isinstance(target, module.TransformersModel)
     expected = target.model.generate(
         torch.tensor([PROMPTS[0]]), max_new_tokens=20, do_sample=False, eos_token_id=None
     )[0, 5:].tolist()
@@ -108,7 +107,7 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
     for drafter in (
         oracle(6, [PROMPTS[0] + expected]),
         always_wrong(6, [PROMPTS[0] + expected], 302),
-        LookupDrafter(),
+        NgramDrafter(),
     ):
         assert (
             run(
@@ -126,7 +125,7 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
     ]
     for drafter in (
         None,
-        LookupDrafter(),
+        NgramDrafter(),
         oracle(5, [p + ids for p, ids in zip(PROMPTS, alone, strict=True)]),
     ):
         together = [
@@ -138,7 +137,7 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
 def test_the_context_ends_where_the_model_says(gpt2: Path) -> None:
     target = engine(gpt2)
     assert target.max_length == 64
-    found = run(target, LookupDrafter(), [3] * 60, max_tokens=50, draft_length=8, ignore_eos=True)
+    found = run(target, NgramDrafter(), [3] * 60, max_tokens=50, draft_length=8, ignore_eos=True)
     assert len(found.token_ids) == 64
     assert found.finish_reason == "length"
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import FusedEngine
 from d3d.hub.tiny import tiny_transformer
+from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from d3d.train import evaluate
 from d3d.train.acceptance import RECALL_TOPS, Acceptance, total
 from d3d.train.corpus import Sample
 from d3d.train.evaluate import by_source, predict_blocks, replay, replay_fused, walk
-from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
+from support.drafters import block_logits, every_kind, reference_draft, text, tiny_drafter
 from support.runs import make, run, run_all
 
 Kind = dict[str, Any]
@@ -127,7 +127,7 @@ def test_a_sampled_answer_is_replayed_as_it_was_drawn() -> None:
     model = tiny_drafter(
         scope="all", trained=False
     )  # a drafter that knows nothing of slots, over its own target
-    engine = NativeEngine(model.transformer)
+    engine = NativeTarget(model.transformer)
     samples = []
     decoded = Acceptance(3)
     for seed in range(4):
@@ -280,7 +280,7 @@ def test_a_previous_token_head_is_heeded_in_replay() -> None:
 )
 def test_fused_rounds_are_those_of_fused_decoding(kind: dict[str, Any]) -> None:
     base = tiny_transformer(seed=1)
-    engine, model = NativeEngine(base), tiny_drafter(base, trained=False, **kind)
+    engine, model = NativeTarget(base), tiny_drafter(base, trained=False, **kind)
     fused = FusedEngine(engine, model, 4, 40)
     rounds: list[int] = []
     samples = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from d3d.core.types import DraftBlock, Outcome
-from d3d.drafting.outcomes import Place, likely_outcomes
-from d3d.drafting.packed_pass import PackedDrafter
+from d3d.engine.drafter import Draft
 from d3d.hub.tiny import tiny_transformer
+from d3d.methods.async_.outcomes import Outcome, Place, likely_outcomes
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.corpus import Sample
 from d3d.train.evaluate import replay
 from d3d.train.outcome_replay import Hits, replay_outcomes, total_hits
@@ -25,8 +25,8 @@ class Scripted:
     def open(self, capacity: int, outcome_budget: int) -> Scripted:
         return self
 
-    def draft(self, text: list[int], draft_length: int) -> DraftBlock:
-        return DraftBlock(self.blocks[len(text)][:draft_length])
+    def draft(self, text: list[int], draft_length: int) -> Draft:
+        return Draft(self.blocks[len(text)][:draft_length])
 
     def likely_outcomes(
         self, text: list[int], draft: tuple[int, ...], budget: int
@@ -34,7 +34,7 @@ class Scripted:
         self.asked.append((len(text), budget))
         return likely_outcomes(draft, self.places[len(text)], budget)
 
-    def prepare(self, *_: object) -> dict[Outcome, DraftBlock]:
+    def prepare(self, *_: object) -> dict[Outcome, Draft]:
         raise AssertionError("nobody needs the successors")
 
 

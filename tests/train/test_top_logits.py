@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from d3d.decoding.loop import decode
 from d3d.hub.tiny import tiny_transformer
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from d3d.train.top_logits import RecordingEngine
 from support.runs import make
 
@@ -17,7 +16,7 @@ PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_each_answer_token_has_the_row_that_it_was_chosen_from(temperature: float) -> None:
-    engine = NativeEngine(tiny_transformer(seed=1))
+    engine = NativeTarget(tiny_transformer(seed=1))
     recorder = RecordingEngine(engine, 5)
     assert (recorder.vocab_size, recorder.max_length) == (97, 512)
     for _ in range(2):  # a second session starts from nothing
@@ -41,7 +40,7 @@ def test_each_answer_token_has_the_row_that_it_was_chosen_from(temperature: floa
 
 
 def test_more_logits_than_there_are_tokens_are_all_of_them() -> None:
-    recorder = RecordingEngine(NativeEngine(tiny_transformer(seed=1)), 500)
+    recorder = RecordingEngine(NativeTarget(tiny_transformer(seed=1)), 500)
     run = make(recorder, [3, 4], max_tokens=2)
     for _ in decode(recorder, None, [run.request]):
         pass

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from d3d.drafting.block_drafter import BlockDrafter
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.checkpoint import load_drafter, read_config
 from d3d.hub.open_model import OpenModel
 from d3d.hub.tiny import tiny_transformer
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import Linear
 from d3d.model.transformer import Transformer
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig, read_run_config
 from d3d.train.corpus import Sample
 from d3d.train.evaluate import replay
@@ -40,7 +40,7 @@ def target() -> Transformer:
 @pytest.fixture(scope="module")
 def samples(target: Transformer) -> list[Sample]:
     """Greedy answers of the target."""
-    engine = NativeEngine(target)
+    engine = NativeTarget(target)
     draw = random.Random(0)
     prompts = [[draw.randrange(97) for _ in range(4 + number)] for number in range(6)]
     return [
@@ -163,7 +163,7 @@ def test_one_answer_learnt_by_heart_is_drafted_whole(
     replayed = replay(model, [sample], BLOCK)
     drafter = BlockDrafter(model, target.config.vocab_size)
     decoded = run(
-        NativeEngine(target), drafter, sample.prompt_ids, draft_length=BLOCK, max_tokens=24
+        NativeTarget(target), drafter, sample.prompt_ids, draft_length=BLOCK, max_tokens=24
     )
     assert decoded.ids == sample.answer_ids
     assert replayed.acceptance_length > BLOCK + 0.5, replayed
@@ -387,7 +387,7 @@ def run_config(**changes: Any) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def texts(base: OpenModel) -> list[Sample]:
-    engine = NativeEngine(base.transformer)
+    engine = NativeTarget(base.transformer)
     return [
         Sample([first, 9, 30], run(engine, None, [first, 9, 30], max_tokens=20).ids, "test", 0.0, 0)
         for first in range(10, 16)

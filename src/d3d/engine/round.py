@@ -36,6 +36,15 @@ class Preparation(NamedTuple):
     """Whether the draft is a prepared successor, in time or late; None if unknown."""
 
 
+class RoundTimes(NamedTuple):
+    """When a round's parts ran, in seconds; see `Round`."""
+
+    started: float
+    t_draft: float
+    t_verify: float
+    device_span: Span | None = None
+
+
 class Round(NamedTuple):
     """One round of one request. Times in seconds; 0 if unknown."""
 

@@ -64,9 +64,9 @@ class Tuned(BaseModel):
 
 
 class PresetFile(BaseModel):
-    """What the file holds. Options that say nothing have their mode's own default."""
+    """What the file holds. Keys beside these are options of its mode (`d3d.config`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     format: Literal[1] = FORMAT
     target: str
@@ -79,17 +79,13 @@ class PresetFile(BaseModel):
     threads: int | None = Field(None, ge=1)
     """Of torch, for the whole process. None: as many as it takes by itself."""
     mode: str
-    draft_length: int | None = Field(None, ge=1)
-    draft_confidence: float | None = Field(None, ge=0, le=1)
-    num_denoise_steps: int | None = Field(None, ge=1)
-    lookup: int | None = Field(None, ge=0, le=32)
-    least_kept: float | None = Field(None, ge=0, allow_inf_nan=False)
-    rows: int | None = Field(None, ge=2)
-    outcomes: int | None = Field(None, ge=1)
-    miss_policy: str | None = None
-    placement: str | None = None
     tuned: Tuned | None = None
-    """None where somebody wrote the file by hand."""
+    """None if somebody wrote the file by hand."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the mode."""
+        return dict(self.model_extra or {})
 
 
 def is_preset_file(source: str) -> bool:
@@ -162,8 +158,6 @@ def _absolute(value: str | None) -> str | None:
 def _first(error: ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"{name}: there is no such key; there are: {', '.join(PresetFile.model_fields)}"
     if name == "format":
         return f"format: written by another version of d3d; this one reads format {FORMAT}"
     return f"{name}: {first['msg']}" if name else f"it must hold keys and values ({first['msg']})"

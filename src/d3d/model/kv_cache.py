@@ -5,8 +5,7 @@ tokens, slots)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -28,35 +27,134 @@ class KeyValueStore(Protocol):
 
 
 class KVCache:
-    """Fixed room for `capacity` tokens of each of `batch` sequences, whose lengths may differ.
-    Where some have gone, others may join.
+    """Room for the keys and values of several sequences, by their ids.
 
-    Sequence b's row i of a pass lands at index `lengths[b] + i`. During a pass the keys reach to
-    the longest sequence's last row; a mask hides what is not there for the others."""
+    It grows as sequences come and as they get longer, and is given back with the last of them. A
+    pass works on a `Window` of it. Which place of the batch a sequence has is the cache's own
+    business: when one ends, the last one takes its place."""
 
     def __init__(
         self,
         num_layers: int,
-        batch: int,
         kv_heads: int,
-        capacity: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, batch, kv_heads, capacity, head_dim)
-        self._all_keys = self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._all_values = self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self.lengths = [0] * batch
-        self.sequence_ids = list(range(batch))
-        """Which sequence each row holds: they are counted, those that it began with first."""
-        self._next_id = batch
+        self._shape = num_layers, kv_heads, head_dim
+        self._dtype, self._device = dtype, device
+        self.ids: list[int] = []
+        """Of the sequences, in the order of their places."""
+        self.lengths: list[int] = []
+        """Tokens of each that are kept, in the same order."""
+        self.keys = self.values = self._empty(0, 0)
+        """[layers, places, kv_heads, capacity, head_dim]."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, sequence_id: object) -> bool:
+        return sequence_id in self.ids
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each sequence has room for at present."""
+        return self.keys.shape[3]
+
+    def length(self, sequence_id: int) -> int:
+        return self.lengths[self.ids.index(sequence_id)]
+
+    def open(self, sequence_id: int, capacity: int = 0) -> None:
+        """Begin an empty sequence. capacity: tokens that it is expected to come to; it may grow
+        beyond. Raises ValueError if it is there already."""
+        if sequence_id in self.ids:
+            raise ValueError(f"sequence {sequence_id} is in the cache already")
+        place, places = len(self.ids), self.keys.shape[1]
+        if place == places or capacity > self.capacity:
+            wanted = places if place < places else max(1, 2 * places)
+            self._grow(wanted, max(capacity, self.capacity))
+        else:
+            self._clear(place, 0)
+        self.ids.append(sequence_id)
+        self.lengths.append(0)
+
+    def end(self, sequence_id: int) -> None:
+        """Forget a sequence; nothing happens if it is not there."""
+        if sequence_id not in self.ids:
+            return
+        place, last = self.ids.index(sequence_id), len(self.ids) - 1
+        if place < last:
+            length = self.lengths[last]
+            self.keys[:, place, :, :length] = self.keys[:, last, :, :length]
+            self.values[:, place, :, :length] = self.values[:, last, :, :length]
+            self._clear(place, length)
+            self.ids[place], self.lengths[place] = self.ids[last], length
+        self.ids.pop()
+        self.lengths.pop()
+        if not self.ids:
+            self.keys = self.values = self._empty(0, 0)
+
+    def window(self, ids: Sequence[int]) -> Window:
+        """The places that hold these sequences, for one pass. Sequences between them are in it,
+        too, so look at its `ids`. Raises KeyError for an unknown id."""
+        try:
+            places = [self.ids.index(sequence_id) for sequence_id in ids]
+        except ValueError:
+            raise KeyError(f"not all of {list(ids)} are in the cache") from None
+        return Window(self, min(places), max(places) + 1)
+
+    def crop(self, sequence_id: int, length: int) -> None:
+        """Forget a sequence's tokens from `length` on, if it has more."""
+        place = self.ids.index(sequence_id)
+        self.lengths[place] = min(self.lengths[place], length)
+
+    def clear_behind(self, sequence_id: int) -> None:
+        """Erase what rejected tokens and slots have left behind a sequence's tokens."""
+        place = self.ids.index(sequence_id)
+        self._clear(place, self.lengths[place])
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for so many tokens of each sequence."""
+        if capacity > self.capacity:
+            self._grow(self.keys.shape[1], max(capacity, self.capacity * 3 // 2))
+
+    def _grow(self, places: int, capacity: int) -> None:
+        keys, values = self._empty(places, capacity), self._empty(places, capacity)
+        # what stands behind the kept tokens, too: a pass may be under way
+        before, held = self.capacity, len(self.ids)
+        keys[:, :held, :, :before] = self.keys[:, :held]
+        values[:, :held, :, :before] = self.values[:, :held]
+        self.keys, self.values = keys, values
+
+    def _empty(self, places: int, capacity: int) -> Tensor:
+        layers, kv_heads, head_dim = self._shape
+        return torch.zeros(
+            (layers, places, kv_heads, capacity, head_dim), dtype=self._dtype, device=self._device
+        )
+
+    def _clear(self, place: int, length: int) -> None:
+        # hidden, but a number that is not finite still counts: 0 * it for values, it - inf for keys
+        # (the fused kernels add masks)
+        self.keys[:, place, :, length:] = 0
+        self.values[:, place, :, length:] = 0
+
+
+class Window:
+    """Neighbouring sequences of a `KVCache`, as one pass reads and writes them.
+
+    Row i of sequence b lands at index `lengths[b] + i`. The keys reach to the longest sequence's
+    last row; a mask hides what is not there for the others."""
+
+    def __init__(self, cache: KVCache, start: int, stop: int) -> None:
+        self._cache, self._start, self._stop = cache, start, stop
+        self.ids = cache.ids[start:stop]
         self._index = (torch.empty(0), torch.empty(0))
         self._indexed: tuple[tuple[int, ...], int] | None = None
 
     @property
-    def capacity(self) -> int:
-        return self._keys.shape[3]
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence that are kept."""
+        return self._cache.lengths[self._start : self._stop]
 
     def num_keys(self, rows: int) -> int:
         """Keys that a pass of this many rows can look at, itself included."""
@@ -69,102 +167,53 @@ class KVCache:
         return attend(query, keys, values, mask)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the pass's rows behind what is there; all keys and values to attend to, [batch,
+        """Write the pass's rows behind what is kept; all keys and values to attend to, [batch,
         kv_heads, keys, head_dim]."""
-        rows = key.shape[2]
-        end = self.num_keys(rows)
-        if end > self.capacity:
-            raise IndexError(f"the cache holds {self.capacity} tokens a sequence, {end} are needed")
-        keys, values = self._keys[layer], self._values[layer]
-        if min(self.lengths) == max(self.lengths):
-            keys[:, :, end - rows : end] = key
-            values[:, :, end - rows : end] = value
+        cache, lengths, rows = self._cache, self.lengths, key.shape[2]
+        longest = max(lengths)
+        end = longest + rows
+        if end > cache.capacity:
+            cache.reserve(end)
+        keys = cache.keys[layer, self._start : self._stop]
+        values = cache.values[layer, self._start : self._stop]
+        if min(lengths) == longest:
+            keys[:, :, longest:end] = key
+            values[:, :, longest:end] = value
         else:
-            sequence, place = self._places(rows)
+            sequence, place = self._places(lengths, rows)
             keys[sequence, :, place] = key.transpose(1, 2)
             values[sequence, :, place] = value.transpose(1, 2)
         return keys[:, :, :end], values[:, :, :end]
 
-    def _places(self, rows: int) -> tuple[Tensor, Tensor]:
+    def _places(self, lengths: list[int], rows: int) -> tuple[Tensor, Tensor]:
         """Index of each sequence's next rows, [batch, 1] and [batch, rows]; made once a pass."""
-        wanted = (tuple(self.lengths), rows)
+        wanted = (tuple(lengths), rows)
         if self._indexed != wanted:
-            starts = torch.tensor(self.lengths, device=self._keys.device)[:, None]
+            starts = torch.tensor(lengths, device=self._cache.keys.device)[:, None]
             self._index = (
-                torch.arange(len(self.lengths), device=starts.device)[:, None],
+                torch.arange(len(lengths), device=starts.device)[:, None],
                 starts + torch.arange(rows, device=starts.device),
             )
             self._indexed = wanted
         return self._index
 
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `end` cache places."""
-        return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
+        """Keys and values of the first `end` tokens."""
+        places = slice(self._start, self._stop)
+        return self._cache.keys[layer, places, :, :end], self._cache.values[layer, places, :, :end]
 
-    def advance(self, rows: list[int]) -> None:
+    def advance(self, rows: Sequence[int]) -> None:
         """Keep the first `rows[b]` rows of the last pass for sequence b; the rest will be
         overwritten."""
-        self.lengths = [length + n for length, n in zip(self.lengths, rows, strict=True)]
+        self._set([length + n for length, n in zip(self.lengths, rows, strict=True)])
 
-    def crop(self, lengths: list[int]) -> None:
-        """Forget each sequence's tokens from `lengths[b]` on; a length beyond what is cached
-        changes nothing."""
-        self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Forget each sequence's tokens from `lengths[b]` on; a length beyond what is kept changes
+        nothing."""
+        self._set([min(old, new) for old, new in zip(self.lengths, lengths, strict=True)])
 
-    def keep(self, rows: list[int]) -> None:
-        """Keep only these sequences, in this order. In place: none may move to a higher row. Raises
-        ValueError."""
-        if any(row < place for place, row in enumerate(rows)):
-            raise ValueError(f"rows can only move to the front: {rows}")
-        for place, row in enumerate(rows):
-            if row > place:
-                length = self.lengths[row]
-                self._keys[:, place, :, :length] = self._keys[:, row, :, :length]
-                self._values[:, place, :, :length] = self._values[:, row, :, :length]
-                self._clear(place, length)
-        self.lengths = [self.lengths[row] for row in rows]
-        self.sequence_ids = [self.sequence_ids[row] for row in rows]
-        self._use(0, len(rows))
-
-    def join(self, count: int) -> None:
-        """Empty sequences behind the others, where some have gone. Raises IndexError where there is
-        no room for them."""
-        before, batch = len(self.lengths), self._all_keys.shape[1]
-        if before + count > batch:
-            raise IndexError(f"the cache holds {batch} sequences, {before + count} are needed")
-        self.lengths = [*self.lengths, *[0] * count]
-        self.sequence_ids = [*self.sequence_ids, *range(self._next_id, self._next_id + count)]
-        self._next_id += count
-        self._use(0, before + count)
-        for row in range(before, before + count):
-            self._clear(row, 0)
-
-    @contextmanager
-    def only(self, start: int, stop: int) -> Iterator[None]:
-        """Meanwhile passes, lengths and crops are those of sequences start to stop - 1 alone; the
-        others are spared the work."""
-        lengths = self.lengths
-        self.lengths = lengths[start:stop]
-        self._use(start, stop)
-        try:
-            yield
-        finally:
-            self.lengths = [*lengths[:start], *self.lengths, *lengths[stop:]]
-            self._use(0, len(lengths))
-
-    def _use(self, start: int, stop: int) -> None:
-        self._keys, self._values = self._all_keys[:, start:stop], self._all_values[:, start:stop]
-        self._indexed = None
-
-    def clear_behind(self, row: int) -> None:
-        """Forget what rejected tokens and slots have left behind a sequence's tokens."""
-        self._clear(row, self.lengths[row])
-
-    def _clear(self, row: int, length: int) -> None:
-        # hidden, but a number that is not finite still counts: 0 * it for values, it - inf for keys
-        # (the fused kernels add masks)
-        self._keys[:, row, :, length:] = 0
-        self._values[:, row, :, length:] = 0
+    def _set(self, lengths: list[int]) -> None:
+        self._cache.lengths[self._start : self._stop] = lengths
 
 
 class PassThrough:
@@ -179,7 +228,7 @@ class PassThrough:
 class Share(NamedTuple):
     """What one sequence has of a pass that it shares with others."""
 
-    cache: KVCache
+    window: Window
     """Of this sequence alone."""
     rows: Tensor
     """int64: which of the pass's rows are its own, in the order of a pass of its own."""
@@ -209,6 +258,6 @@ class SideBySide:
                 visible = visible[
                     :, : share.num_clean, : visible.shape[2] - len(share.rows) + share.num_clean
                 ]
-            keys, values = share.cache.append(layer, key[:, :, own], value[:, :, own])
+            keys, values = share.window.append(layer, key[:, :, own], value[:, :, own])
             out[:, own] = attend(query[:, :, own], keys, values, visible)
         return out

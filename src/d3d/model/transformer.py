@@ -206,11 +206,10 @@ class Transformer(nn.Module):
     def device(self) -> torch.device:
         return self.embedding.device
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
+    def new_cache(self) -> KVCache:
+        """An empty cache for sequences of this model."""
         c = self.config
-        return KVCache(
-            len(self.layers), batch, c.num_kv_heads, capacity, c.head_dim, self.dtype, self.device
-        )
+        return KVCache(len(self.layers), c.num_kv_heads, c.head_dim, self.dtype, self.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids [batch, rows] -> [batch, rows, hidden_size]."""

@@ -1,24 +1,36 @@
-"""The default target engine: our own decoder behind the TargetEngine protocol."""
+"""The default target: our own decoder."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from d3d.engine.clock import Span, Stopwatch, cuda_clock
+from d3d.engine.drafter import Draft, Target
+from d3d.engine.request import Request
+from d3d.engine.sampling import LogitRows
+from d3d.model.drafter import DrafterModel
+from d3d.model.from_target import clean_rows_are_of
+from d3d.model.kv_cache import KVCache, Window
 from d3d.model.masks.dense import causal
 from d3d.model.transformer import Transformer
 
-PREFILL_ROWS = 1024
-"""Rows of a pass, all sequences together, that a long prompt is cut into: small intermediates stay
-in memory that is warm."""
+SPARE_TOKENS = 17
+"""Room in the cache for a draft behind a request's last token; a longer one makes it grow."""
 
 
-class NativeEngine:
+class NativeTarget(Target):
     """Runs a `Transformer` as the target."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
+        self.cache = model.new_cache()
+        self._stopwatch = (
+            Stopwatch(cuda_clock(model.device)) if model.device.type == "cuda" else None
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -28,97 +40,101 @@ class NativeEngine:
     def max_length(self) -> int:
         return self.model.config.max_length
 
-    def open(self, num_sequences: int, capacity: int) -> NativeSession:
-        return NativeSession(self.model, num_sequences, capacity)
-
-
-class NativeSession:
-    """The cache of one generation; see `TargetSession`."""
-
-    def __init__(self, model: Transformer, num_sequences: int, capacity: int) -> None:
-        self.model = model
-        self.cache = model.new_cache(num_sequences, capacity)
-        self._stopwatch = (
-            Stopwatch(cuda_clock(model.device)) if model.device.type == "cuda" else None
-        )
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     @property
-    def lengths(self) -> list[int]:
-        return self.cache.lengths
+    def num_held(self) -> int:
+        return len(self.cache)
+
+    def cache_for(self, model: DrafterModel) -> KVCache | None:
+        return self.cache if clean_rows_are_of(model, self.model) else None
+
+    def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
+        results: list[LogitRows | None] = []
+        for request in requests:
+            rows = None
+            if num_rows > 0:
+                if request.id not in self.cache:
+                    self.cache.open(request.id, request.longest + SPARE_TOKENS)
+                start = self.cache.length(request.id)
+                chunk = request.token_ids[start : start + num_rows]
+                num_rows -= len(chunk)
+                is_last = start + len(chunk) == len(request)
+                rows = self._pass([request.id], [chunk], last_only=True)[0] if chunk else None
+                rows = rows if is_last else None
+            results.append(rows)
+        return results
+
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
+        return self.forward(
+            [request.id for request in requests],
+            [
+                [request.anchor, *draft.token_ids]
+                for request, draft in zip(requests, drafts, strict=True)
+            ],
+        )
+
+    def forward(
+        self, ids: Sequence[int], token_ids: Sequence[list[int]], *, last_only: bool = False
+    ) -> list[LogitRows]:
+        """Append tokens to sequences of the cache; the logits of all these rows, or of each last
+        one. An unknown id begins a sequence."""
+        for sequence_id, tokens in zip(ids, token_ids, strict=True):
+            if sequence_id not in self.cache:
+                self.cache.open(sequence_id, len(tokens) + SPARE_TOKENS)
+        return self._pass(ids, token_ids, last_only=last_only)
 
     @torch.inference_mode()
-    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-        fed = [row for row, ids in enumerate(token_ids) if ids]
-        if not fed:
-            return [self._nothing() for _ in token_ids]
-        first, end = fed[0], fed[-1] + 1
-        if self._stopwatch is not None:
-            self._stopwatch.begin()
-        with self.cache.only(first, end):  # a sequence that joins others does not make them padding
-            logits = self._forward(token_ids[first:end], last_only)
-        if self._stopwatch is not None:
-            self._stopwatch.end()
-        return [
-            *(self._nothing() for _ in token_ids[:first]),
-            *logits,
-            *(self._nothing() for _ in token_ids[end:]),
-        ]
-
-    def _nothing(self) -> Tensor:
-        return torch.empty((0, self.model.config.vocab_size), device=self.model.device)
-
-    def _forward(self, token_ids: list[list[int]], last_only: bool) -> list[Tensor]:
-        outputs: list[list[Tensor]] = [[] for _ in token_ids]
-        longest = max(len(ids) for ids in token_ids)
-        step = max(32, PREFILL_ROWS // len(token_ids))
-        for start in range(0, longest, step):
-            chunk = [ids[start : start + step] for ids in token_ids]
-            wanted = [
-                _wanted_rows(len(part), start + len(part) == len(ids), last_only)
-                for part, ids in zip(chunk, token_ids, strict=True)
+    def _pass(
+        self, ids: Sequence[int], token_ids: Sequence[list[int]], *, last_only: bool
+    ) -> list[LogitRows]:
+        window = self.cache.window(ids)
+        by_id = dict(zip(ids, token_ids, strict=True))
+        fed = [by_id.get(sequence_id, []) for sequence_id in window.ids]
+        place = {sequence_id: row for row, sequence_id in enumerate(window.ids)}
+        with self.timed():
+            hidden = self._hidden(window, fed)
+            picked = [
+                hidden[place[sequence_id], len(tokens) - 1 if last_only else 0 : len(tokens)]
+                for sequence_id, tokens in zip(ids, token_ids, strict=True)
             ]
-            for i, logits in enumerate(self._pass(chunk, wanted)):
-                if logits is not None:
-                    outputs[i].append(logits)
-        return [
-            parts[0] if len(parts) == 1 else torch.cat([self._nothing(), *parts])
-            for parts in outputs
-        ]
+            logits = self.model.logits(torch.cat(picked) if len(picked) > 1 else picked[0])
+        window.advance([len(tokens) for tokens in fed])
+        return [LogitRows(rows) for rows in logits.split([len(part) for part in picked])]
 
-    def _pass(self, token_ids: list[list[int]], wanted: list[slice | None]) -> list[Tensor | None]:
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time a pass on the device, for `pass_span`."""
+        if self._stopwatch is None:
+            yield
+            return
+        self._stopwatch.begin()
+        yield
+        self._stopwatch.end()
+
+    def _hidden(self, window: Window, token_ids: list[list[int]]) -> Tensor:
+        """token_ids: of each sequence of the window, maybe none."""
         device = self.model.device
-        rows = max(len(ids) for ids in token_ids)
-        padded = torch.tensor([ids + [0] * (rows - len(ids)) for ids in token_ids], device=device)
-        starts = torch.tensor(self.cache.lengths, device=device)
+        rows = max(len(tokens) for tokens in token_ids)
+        lengths = window.lengths
+        padded = torch.tensor(
+            [tokens + [0] * (rows - len(tokens)) for tokens in token_ids], device=device
+        )
+        starts = torch.tensor(lengths, device=device)
         positions = starts[:, None] + torch.arange(rows, device=device)
         positions.clamp_(max=self.model.config.max_length - 1)  # only padding can reach beyond
-        even = rows == 1 and len(set(self.cache.lengths)) == 1
-        mask = None if even else causal(starts, rows, self.cache.num_keys(rows))
-        hidden = self.model.hidden(self.model.embed(padded), positions, mask, self.cache)
-        self.cache.advance([len(ids) for ids in token_ids])
-        picked = [hidden[i, rows_i] for i, rows_i in enumerate(wanted) if rows_i is not None]
-        if not picked:
-            return [None] * len(wanted)
-        logits = iter(
-            self.model.logits(torch.cat(picked)).float().split([len(part) for part in picked])
-        )
-        return [None if rows_i is None else next(logits) for rows_i in wanted]
+        even = rows == 1 and min(lengths) == max(lengths)
+        mask = None if even else causal(starts, rows, window.num_keys(rows))
+        return self.model.hidden(self.model.embed(padded), positions, mask, window)
+
+    def rewind(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.cache.crop(request.id, len(request) - 1)
+
+    def end(self, request: Request) -> None:
+        self.cache.end(request.id)
 
     def pass_span(self) -> Span | None:
         return None if self._stopwatch is None else self._stopwatch.span()
-
-    def crop(self, lengths: list[int]) -> None:
-        self.cache.crop(lengths)
-
-    def keep(self, rows: list[int]) -> None:
-        self.cache.keep(rows)
-
-    def join(self, count: int) -> None:
-        self.cache.join(count)
-
-
-def _wanted_rows(rows: int, is_last: bool, last_only: bool) -> slice | None:
-    """Which rows of a pass need logits: all, or only the last of the sequence's last pass."""
-    if rows == 0 or (last_only and not is_last):
-        return None
-    return slice(rows - 1, rows) if last_only else slice(0, rows)

@@ -1,4 +1,4 @@
-"""Any causal language model of the `transformers` library behind the TargetEngine protocol: slower
+"""Any causal language model of the `transformers` library as a target: slower
 than our own decoder, broader.
 
 The model runs as the library has it, with the library's cache. What can't be rewound exactly is
@@ -8,6 +8,7 @@ other: a batch costs what its answers would cost alone."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from d3d.engine.drafter import Draft, Target
+from d3d.engine.request import Request
+from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidCheckpoint
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.loading import eos_token_ids, load_config, load_tokenizer, read_tensors, resolve_model
@@ -27,8 +31,6 @@ from d3d.hub.quiet import first_line, quiet_transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-PREFILL_ROWS = 1024
-"""Rows of a pass that a long prompt is cut into."""
 NO_LIMIT = 1 << 17
 """Longest sequence of a model whose config names no limit, such as one with ALiBi."""
 PROBE = 8
@@ -39,7 +41,7 @@ below, another context far above."""
 
 
 @dataclass(frozen=True)
-class TransformersTarget:
+class TransformersModel:
     """A causal language model that `transformers` runs; see `d3d.hub.open_model.TargetModel`."""
 
     source: str
@@ -74,7 +76,7 @@ class TransformersTarget:
 
 def open_transformers(
     source: str, *, device: str = "auto", dtype: str = "auto"
-) -> TransformersTarget:
+) -> TransformersModel:
     """Load a model by preset name, directory, GGUF file or hub id. Raises InvalidCheckpoint, for
     one that can't be rewound too, and InvalidRequest."""
     where = pick_device(device)
@@ -84,16 +86,16 @@ def open_transformers(
     refuse_what_cannot_be_rewound(config)
     model = _load(path, kind).to(where).eval()
     tokenizer = load_tokenizer(path)
-    target = TransformersTarget(
+    target = TransformersModel(
         source, path, model, tokenizer, frozenset(), weights_fingerprint(read_tensors(path))
     )
-    _probe(TransformersEngine(target))
+    _probe(TransformersTarget(target))
     ends = frozenset(
         token_id
         for token_id in eos_token_ids(path, config, tokenizer)
         if 0 <= token_id < target.vocab_size
     )
-    return TransformersTarget(source, path, model, tokenizer, ends, target.fingerprint)
+    return TransformersModel(source, path, model, tokenizer, ends, target.fingerprint)
 
 
 def refuse_what_cannot_be_rewound(config: PretrainedConfig) -> None:
@@ -166,108 +168,105 @@ def _cache_argument(model: PreTrainedModel) -> str | None:
     return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
 
-class TransformersEngine:
-    """Runs a `TransformersTarget`."""
+class TransformersTarget(Target):
+    """Runs a `TransformersModel`, each request with a cache of its own."""
 
-    def __init__(self, target: TransformersTarget) -> None:
-        self.target = target
+    def __init__(self, loaded: TransformersModel) -> None:
+        self.loaded = loaded
+        self._caches: dict[int, DynamicCache] = {}
 
     @property
     def vocab_size(self) -> int:
-        return self.target.vocab_size
+        return self.loaded.vocab_size
 
     @property
     def max_length(self) -> int:
-        return self.target.max_length
+        return self.loaded.max_length
+
+    @property
+    def device(self) -> torch.device:
+        return self.loaded.device
+
+    @property
+    def num_held(self) -> int:
+        return len(self._caches)
 
     @cached_property
     def arguments(self) -> tuple[str, bool]:
         """The name of the cache in the model's `forward`, and whether it can be asked for some rows
         of logits only."""
-        model = self.target.model
-        return _cache_argument(model) or "past_key_values", "logits_to_keep" in inspect.signature(
-            model.forward
-        ).parameters
+        model = self.loaded.model
+        keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        return _cache_argument(model) or "past_key_values", keeps
 
-    def open(self, num_sequences: int, capacity: int) -> TransformersSession:  # noqa: ARG002 - the cache grows as it needs to
-        return TransformersSession(self, num_sequences)
+    def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
+        results: list[LogitRows | None] = []
+        for request in requests:
+            rows = None
+            if num_rows > 0:
+                start = self.length(request.id)
+                chunk = request.token_ids[start : start + num_rows]
+                num_rows -= len(chunk)
+                logits = self.forward(request.id, chunk, last_only=True)
+                rows = LogitRows(logits) if start + len(chunk) == len(request) else None
+            results.append(rows)
+        return results
 
-
-class TransformersSession:
-    """One cache a sequence; see `TargetSession`."""
-
-    def __init__(self, engine: TransformersEngine, num_sequences: int) -> None:
-        self._engine = engine
-        self._caches: list[DynamicCache] = []
-        self.join(num_sequences)
-
-    @property
-    def lengths(self) -> list[int]:
-        return [int(cache.get_seq_length()) for cache in self._caches]
-
-    @torch.inference_mode()
-    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
         return [
-            self._run(ids, cache, last_only)
-            for ids, cache in zip(token_ids, self._caches, strict=True)
+            LogitRows(self.forward(request.id, [request.anchor, *draft.token_ids]))
+            for request, draft in zip(requests, drafts, strict=True)
         ]
 
-    def _run(self, ids: list[int], cache: DynamicCache, last_only: bool) -> Tensor:
-        parts = [torch.empty((0, self._engine.vocab_size), device=self._engine.target.device)]
-        for start in range(0, len(ids), PREFILL_ROWS):
-            chunk = ids[start : start + PREFILL_ROWS]
-            logits = self._pass(chunk, cache, last_only)
-            if not last_only or start + len(chunk) == len(ids):
-                parts.append(logits)
-        return parts[1] if len(parts) == 2 else torch.cat(parts)
+    def length(self, request_id: int) -> int:
+        """Cached tokens."""
+        cache = self._caches.get(request_id)
+        return 0 if cache is None else int(cache.get_seq_length())
 
-    def _pass(self, ids: list[int], cache: DynamicCache, last_only: bool) -> Tensor:
-        target = self._engine.target
-        name, chooses_rows = self._engine.arguments
-        options: dict[str, Any] = {name: cache, "use_cache": True}
+    @torch.inference_mode()
+    def forward(self, request_id: int, ids: list[int], *, last_only: bool = False) -> Tensor:
+        """Append tokens; float32 logits [rows, vocab_size] of them, or of the last one."""
+        if request_id not in self._caches:
+            self._caches[request_id] = DynamicCache(config=self.loaded.model.config)
+        name, chooses_rows = self.arguments
+        options: dict[str, Any] = {name: self._caches[request_id], "use_cache": True}
         if last_only and chooses_rows:
             options["logits_to_keep"] = 1
-        logits = target.model(
-            input_ids=torch.tensor([ids], device=target.device), **options
-        ).logits[0, :, : target.vocab_size]
+        inputs = torch.tensor([ids], device=self.device)
+        logits = self.loaded.model(input_ids=inputs, **options).logits[0, :, : self.vocab_size]
         rows: Tensor = logits[-1:] if last_only else logits
         return rows.float()
 
-    def crop(self, lengths: list[int]) -> None:
-        for cache, length, wanted in zip(self._caches, self.lengths, lengths, strict=True):
-            if length > wanted:
-                cache.crop(wanted - length)
+    def crop(self, request_id: int, length: int) -> None:
+        """Forget every cached token from `length` on."""
+        surplus = self.length(request_id) - length
+        if surplus > 0:
+            self._caches[request_id].crop(-surplus)
 
-    def keep(self, rows: list[int]) -> None:
-        if any(not place <= row < len(self._caches) for place, row in enumerate(rows)):
-            raise ValueError(f"rows can only move to the front: {rows}")
-        self._caches = [self._caches[row] for row in rows]
+    def rewind(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.crop(request.id, len(request) - 1)
 
-    def join(self, count: int) -> None:
-        self._caches += [
-            DynamicCache(config=self._engine.target.model.config) for _ in range(count)
-        ]
+    def end(self, request: Request) -> None:
+        self._caches.pop(request.id, None)
 
 
-def _probe(engine: TransformersEngine) -> None:
+def _probe(target: TransformersTarget) -> None:
     """A pass after a rewind must give the logits of one without, and a row must not see what
     follows it: some models' caches only look as if they could. Raises InvalidCheckpoint."""
-    target = engine.target
+    loaded = target.loaded
     ids = [(17 * place + 3) % target.vocab_size for place in range(PROBE)]
-    (whole,) = engine.open(1, PROBE).forward([ids])
-    session = engine.open(1, PROBE)
-    (first,) = session.forward([ids[:5]])
-    session.forward([[ids[0], ids[0]]])
-    session.crop([3])
-    (second,) = session.forward([ids[3:]])
-    again = (
-        torch.cat([first[:3], second])
-        if session.lengths == [PROBE]
-        else torch.full_like(whole, torch.inf)
-    )
+    whole = target.forward(0, ids)
+    first = target.forward(1, ids[:5])
+    target.forward(1, [ids[0], ids[0]])
+    target.crop(1, 3)
+    second = target.forward(1, ids[3:])
+    is_whole = target.length(1) == PROBE
+    again = torch.cat([first[:3], second]) if is_whole else torch.full_like(whole, torch.inf)
     difference = float((again - whole).abs().max() / whole.abs().max().clamp_min(1e-6))
-    if not difference <= PROBE_TOLERANCES[target.dtype]:
+    if not difference <= PROBE_TOLERANCES[loaded.dtype]:
         raise InvalidCheckpoint(
-            f"{target.source} (model type {target.model.config.model_type!r}) can't be rewound: after its cache was cut back it gives "
-            f"other logits than before (relative difference {difference:.1e})"
+            f"{loaded.source} (model type {loaded.model.config.model_type!r}) can't be rewound: "
+            "after its cache was cut back it gives other logits than before "
+            f"(relative difference {difference:.1e})"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import d3d
-from d3d.decoding.modes import MODES
+from d3d.config import MODES
 from d3d.errors import InvalidRequest
 from d3d.lab.bench.answers import Answer, Question, Sampling, Setting
 from d3d.lab.bench.harness import Benchmark, Plan

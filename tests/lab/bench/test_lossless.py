@@ -8,30 +8,29 @@ from typing import Any
 import pytest
 import torch
 
-from d3d.acceptance.sampling import choice_gap
-from d3d.core.sequence import Sequence
-from d3d.core.types import SamplingParams
+from d3d.engine.request import Request
+from d3d.engine.sampling import SamplingParams, choice_gap
 from d3d.hub.tiny import tiny_config, tiny_tensors
 from d3d.lab.bench.lossless import Divergence, compare, label, summarise, tolerance
 from d3d.model.config import decoder_config
 from d3d.model.transformer import Transformer
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from support.runs import PROMPT, SAMPLING, run
 
 LENGTH = 20
 
 
 @pytest.fixture(scope="module")
-def target() -> NativeEngine:
+def target() -> NativeTarget:
     """Rows 30 and 31 of its head are the same, so their logits always are."""
     config = tiny_config(tie_word_embeddings=False)
     tensors = tiny_tensors(config)
     tensors["lm_head.weight"][31] = tensors["lm_head.weight"][30]
-    return NativeEngine(Transformer(decoder_config(config), tensors).eval())
+    return NativeTarget(Transformer(decoder_config(config), tensors).eval())
 
 
 def compared(
-    target: NativeEngine, one: list[int], other: list[int], **params: Any
+    target: NativeTarget, one: list[int], other: list[int], **params: Any
 ) -> Divergence | None:
     return compare(target, PROMPT, (one, other), SamplingParams(**params))
 
@@ -41,7 +40,7 @@ def swapped(ids: list[int], position: int, token_id: int) -> list[int]:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
-def test_equal_answers_do_not_diverge(target: NativeEngine, sampling: str) -> None:
+def test_equal_answers_do_not_diverge(target: NativeTarget, sampling: str) -> None:
     ids = run(target, max_tokens=LENGTH, **SAMPLING[sampling]).ids
     assert compared(target, ids, list(ids), **SAMPLING[sampling]) is None
     assert label(None) == "yes"
@@ -49,7 +48,7 @@ def test_equal_answers_do_not_diverge(target: NativeEngine, sampling: str) -> No
 
 @pytest.mark.parametrize("position", [0, 7, LENGTH - 1])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_another_token_is_a_mistake(target: NativeEngine, sampling: str, position: int) -> None:
+def test_another_token_is_a_mistake(target: NativeTarget, sampling: str, position: int) -> None:
     params = SAMPLING[sampling]
     ids = run(target, max_tokens=LENGTH, **params).ids
     wrong = swapped(ids, position, (ids[position] + 48) % target.vocab_size)
@@ -61,7 +60,7 @@ def test_another_token_is_a_mistake(target: NativeEngine, sampling: str, positio
         assert label(found) == "no"
 
 
-def test_the_gap_is_what_the_other_token_lacks(target: NativeEngine) -> None:
+def test_the_gap_is_what_the_other_token_lacks(target: NativeTarget) -> None:
     ids = run(target, max_tokens=LENGTH).ids
     (logits,) = target.open(1, 100).forward([PROMPT + ids[:4]], last_only=True)
     order = logits[0].argsort(descending=True).tolist()
@@ -74,7 +73,7 @@ def test_the_gap_is_what_the_other_token_lacks(target: NativeEngine) -> None:
 
 @pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.1, "frequency_penalty": 0.1}])
 def test_two_equal_rows_of_the_head_make_a_tie(
-    target: NativeEngine, params: dict[str, Any]
+    target: NativeTarget, params: dict[str, Any]
 ) -> None:
     params = params | {"logit_bias": {30: 50.0, 31: 50.0}}
     ids = run(target, max_tokens=LENGTH, **params).ids
@@ -90,10 +89,10 @@ def test_two_equal_rows_of_the_head_make_a_tie(
     assert not found.is_rounding
 
 
-def test_a_sample_on_the_border_may_fall_on_the_neighbour_only(target: NativeEngine) -> None:
+def test_a_sample_on_the_border_may_fall_on_the_neighbour_only(target: NativeTarget) -> None:
     params = {"temperature": 1.0, "seed": 7}
     (logits,) = target.open(1, 100).forward([PROMPT], last_only=True)
-    sequence = Sequence(PROMPT, SamplingParams(**params), seed=7)
+    sequence = Request(PROMPT, SamplingParams(**params), seed=7)
     ids = run(target, max_tokens=3, **params).ids
     gaps = {
         token: choice_gap(logits, sequence, frozenset(), token)
@@ -117,7 +116,7 @@ def test_a_sample_on_the_border_may_fall_on_the_neighbour_only(target: NativeEng
         assert found.is_rounding is is_rounding
 
 
-def test_an_impossible_token_is_infinitely_far(target: NativeEngine) -> None:
+def test_an_impossible_token_is_infinitely_far(target: NativeTarget) -> None:
     ids = run(target, max_tokens=3, temperature=1.0, top_k=1, seed=1).ids
     found = compared(
         target, ids, swapped(ids, 1, (ids[1] + 1) % 97), temperature=1.0, top_k=1, seed=1
@@ -125,7 +124,7 @@ def test_an_impossible_token_is_infinitely_far(target: NativeEngine) -> None:
     assert found == Divergence(1, math.inf, False)
 
 
-def test_min_tokens_is_heeded(target: NativeEngine) -> None:
+def test_min_tokens_is_heeded(target: NativeTarget) -> None:
     params = SamplingParams(min_tokens=3)
     ids = run(target, max_tokens=3).ids
     eos = (ids[1] + 1) % 97
@@ -133,14 +132,14 @@ def test_min_tokens_is_heeded(target: NativeEngine) -> None:
     assert found == Divergence(1, math.inf, False)
 
 
-def test_an_answer_that_ends_early_is_a_mistake(target: NativeEngine) -> None:
+def test_an_answer_that_ends_early_is_a_mistake(target: NativeTarget) -> None:
     ids = run(target, max_tokens=LENGTH).ids
     for pair in ((ids, ids[:5]), (ids[:5], ids)):
         assert compared(target, *pair) == Divergence(5, math.inf, False)
     assert compared(target, [], ids) == Divergence(0, math.inf, False)
 
 
-def test_sampling_without_a_seed_can_not_be_compared(target: NativeEngine) -> None:
+def test_sampling_without_a_seed_can_not_be_compared(target: NativeTarget) -> None:
     with pytest.raises(ValueError, match="seed"):
         compared(target, [1], [2], temperature=1.0)
 

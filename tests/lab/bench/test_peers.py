@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import d3d
-from d3d.decoding.modes import ModeOptions
 from d3d.errors import InvalidCheckpoint, InvalidRequest, MissingExtra
 from d3d.lab.bench.answers import Answer, Question, Sampling, Setting
 from d3d.lab.bench.methods import MethodOptions, make_methods

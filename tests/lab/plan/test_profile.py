@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import d3d as d3d_api
-from d3d.drafting.fused_budget import BUDGETS
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.measure import Grid, Measurement, _facts, _memory, grid_passes
 from d3d.lab.plan.plan import Scenario, fastest_rows
@@ -26,6 +25,7 @@ from d3d.lab.plan.profile import (
     thinned_factor,
 )
 from d3d.lab.plan.trace import RecordedTime, Trace, TracedRound, bare_round, of_histogram
+from d3d.methods.fused.rows import BUDGETS
 from plan_check import check
 from support.command import d3d
 from support.tiny_model import write_tiny_drafter

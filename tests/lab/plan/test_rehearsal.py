@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from d3d.api import load
-from d3d.core.types import Preparation, RoundStats
+from d3d.engine.round import Preparation, Round
 from d3d.lab.bench.answers import Answer, Delivery, Sampling
 from d3d.lab.bench.methods import MethodOptions, make_methods
 from d3d.lab.bench.metrics import Group
@@ -18,14 +18,14 @@ from d3d.lab.plan.rehearsal import overlapped
 from support.command import d3d
 
 ROUNDS = [
-    RoundStats(
+    Round(
         5, 2, 3, 7.0, 4.0, 100.0, Preparation("unprepared", None, ((0.0, 3.0), (3.0, 7.0)))
     ),  # draft 3, preparation 4
-    RoundStats(5, 1, 2, 6.0, 4.0, 111.0, Preparation("hit", None, ((0.0, 6.0),))),  # preparation 6
-    RoundStats(
+    Round(5, 1, 2, 6.0, 4.0, 111.0, Preparation("hit", None, ((0.0, 6.0),))),  # preparation 6
+    Round(
         5, 0, 1, 5.0, 4.0, 121.0, Preparation("miss", None, ((0.0, 2.0), (2.0, 5.0)))
     ),  # draft 2, preparation 3
-    RoundStats(0, 0, 1, 0.0, 1.0, 130.0, None),
+    Round(0, 0, 1, 0.0, 1.0, 130.0, None),
 ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from d3d.core.types import Preparation, RoundStats
-from d3d.decoding.timeline import chrome_trace
+from d3d.engine.round import Preparation, Round
+from d3d.engine.trace import chrome_trace
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.estimates import fused_rounds, hit_rates, recall_of, split_budget
 from d3d.lab.plan.simulate import serial
@@ -80,11 +80,11 @@ def test_rounds_of_several_modes_are_refused(tmp_path: Path) -> None:
 
 def test_a_timeline_is_read(tmp_path: Path) -> None:
     rounds = [
-        RoundStats(3, 2, 3, 0.1, 0.2, 5.0, Preparation("unprepared")),
-        RoundStats(3, 0, 1, 0.1, 0.2, 5.3, Preparation("hit", None, ((5.1, 5.2),))),
-        RoundStats(3, 3, 4, 0.2, 0.2, 5.6, Preparation("miss")),
+        Round(3, 2, 3, 0.1, 0.2, 5.0, Preparation("unprepared")),
+        Round(3, 0, 1, 0.1, 0.2, 5.3, Preparation("hit", None, ((5.1, 5.2),))),
+        Round(3, 3, 4, 0.2, 0.2, 5.6, Preparation("miss")),
     ]
-    rounds.append(RoundStats(0, 0, 1, 1.0, 0.2, 6.0, Preparation("late", "late")))
+    rounds.append(Round(0, 0, 1, 1.0, 0.2, 6.0, Preparation("late", "late")))
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
     assert trace.fallbacks == 1
     assert [one.hit for one in trace.rounds] == [False, True, False, None]
@@ -110,15 +110,15 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
 
 
 def test_slots_of_fused_rounds_are_told(tmp_path: Path) -> None:
-    rounds = [RoundStats(3, 2, 3, 0.1, 0.2, 5.0, num_slots=5), RoundStats(0, 0, 1, 0.0, 0.2, 5.3)]
+    rounds = [Round(3, 2, 3, 0.1, 0.2, 5.0, num_slots=5), Round(0, 0, 1, 0.0, 0.2, 5.3)]
     trace = read_trace(written(tmp_path, chrome_trace(rounds, {"mode": "fused"})))
     assert [one.num_slots for one in trace.records] == [5, 0]
 
 
 def test_copies_cost_no_draft(tmp_path: Path) -> None:
     rounds = [
-        RoundStats(3, 2, 3, 0.1, 0.2, 5.0),
-        RoundStats(3, 3, 4, 0.0, 0.2, 5.3, looked_up=True),
+        Round(3, 2, 3, 0.1, 0.2, 5.0),
+        Round(3, 3, 4, 0.0, 0.2, 5.3, looked_up=True),
     ]
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
     assert [one.looked_up for one in trace.records] == [False, True]

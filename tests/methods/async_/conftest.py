@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from d3d.hub.tiny import tiny_transformer
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 
 
 @pytest.fixture(scope="session")
-def target() -> NativeEngine:
+def target() -> NativeTarget:
     """A Llama-like target of 97 tokens and 512 positions."""
-    return NativeEngine(tiny_transformer())
+    return NativeTarget(tiny_transformer())
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from d3d.core.protocols import Preparer
-from d3d.core.types import DraftBlock
-from d3d.decoding.loop import decode
-from d3d.drafting.packed_pass import PackedDrafter
-from d3d.target.native import NativeEngine
+from d3d.engine.drafter import Draft
+from d3d.methods.async_.packed_pass import PackedDrafter
+from d3d.methods.async_.preparer import Preparer
+from d3d.target.native import NativeTarget
 from support.async_runs import (
     Slow,
     Unhurried,
@@ -37,11 +36,11 @@ POLICIES = pytest.mark.parametrize("miss_policy", ["draft_now", "bonus_only"])
 PROMPTS = [text(2 + 3 * number, seed=number) for number in range(6)]
 
 
-def plain(target: NativeEngine, **params: Any) -> list[Run]:
+def plain(target: NativeTarget, **params: Any) -> list[Run]:
     return [run(target, None, prompt, **params) for prompt in PROMPTS]
 
 
-def six(target: NativeEngine, **params: Any) -> list[Run]:
+def six(target: NativeTarget, **params: Any) -> list[Run]:
     return [make(target, prompt, **params) for prompt in PROMPTS]
 
 
@@ -56,7 +55,7 @@ def answers(runs: list[Run]) -> list[list[int]]:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("hits", [1.0, 0.0, 0.6])
 def test_ids_equal_plain_whether_rounds_hit_or_miss(
-    hits: float, sampling: str, miss_policy: str, target: NativeEngine
+    hits: float, sampling: str, miss_policy: str, target: NativeTarget
 ) -> None:
     params = SAMPLING[sampling] | {"max_tokens": 60}
     expected = plain(target, **params)
@@ -84,7 +83,7 @@ def test_ids_equal_plain_whether_rounds_hit_or_miss(
 @pytest.mark.parametrize("sampling", ["greedy", "everything"])
 @pytest.mark.parametrize(("block_size", "budget"), [(4, 1), (8, 5), (16, 32)])
 def test_ids_equal_plain_with_a_drafter_of_every_kind(
-    kind: dict[str, Any], sampling: str, block_size: int, budget: int, target: NativeEngine
+    kind: dict[str, Any], sampling: str, block_size: int, budget: int, target: NativeTarget
 ) -> None:
     model = tiny_drafter(target.model, block_size=block_size, previous_token_width=8, **kind)
     params = SAMPLING[sampling] | {"max_tokens": 24}
@@ -98,7 +97,7 @@ def test_ids_equal_plain_with_a_drafter_of_every_kind(
 
 
 def test_a_drafter_whose_clean_rows_are_the_targets_keeps_every_draft_of_one_token(
-    target: NativeEngine,
+    target: NativeTarget,
 ) -> None:
     """The anchor's own row drafts it, behind whatever the round before has kept."""
     model = tiny_drafter(target.model)
@@ -115,7 +114,7 @@ def test_a_drafter_whose_clean_rows_are_the_targets_keeps_every_draft_of_one_tok
 @POLICIES
 @pytest.mark.parametrize("block_size", [4, 8, 16])
 def test_random_delays_change_nothing(
-    block_size: int, miss_policy: str, target: NativeEngine
+    block_size: int, miss_policy: str, target: NativeTarget
 ) -> None:
     params = SAMPLING["temperature"] | {"max_tokens": 80}
     expected = plain(target, **params)
@@ -137,7 +136,7 @@ def test_random_delays_change_nothing(
     assert any(stats.num_accepted for one in runs for stats in one.rounds)
 
 
-def test_when_the_verdict_was_foreseen_in_time_every_round_is_a_hit(target: NativeEngine) -> None:
+def test_when_the_verdict_was_foreseen_in_time_every_round_is_a_hit(target: NativeTarget) -> None:
     expected = run(target, max_tokens=100)
     with coordinating(lambda: rehearsed([expected.token_ids], wrong=0.2)) as coordinator:
         one = run(
@@ -156,7 +155,7 @@ def test_when_the_verdict_was_foreseen_in_time_every_round_is_a_hit(target: Nati
 
 
 def test_after_a_miss_bonus_only_goes_on_without_a_draft_and_draft_now_with_one(
-    target: NativeEngine,
+    target: NativeTarget,
 ) -> None:
     expected = run(target, max_tokens=60)
     for miss_policy in ("draft_now", "bonus_only"):
@@ -180,7 +179,7 @@ def test_after_a_miss_bonus_only_goes_on_without_a_draft_and_draft_now_with_one(
 
 @pytest.mark.parametrize("restarts", [0, 100])
 def test_a_worker_that_ends_at_any_round_costs_speed_only(
-    restarts: int, target: NativeEngine
+    restarts: int, target: NativeTarget
 ) -> None:
     expected = run(target, max_tokens=60, **SAMPLING["hot"])
     double = rehearsed([expected.token_ids], wrong=0.2)
@@ -202,7 +201,7 @@ def test_a_worker_that_ends_at_any_round_costs_speed_only(
             assert all(stats.draft_length == 0 for stats in one.rounds[at_round + 1 :])
 
 
-def test_a_kill_at_every_round_costs_speed_only(target: NativeEngine) -> None:
+def test_a_kill_at_every_round_costs_speed_only(target: NativeTarget) -> None:
     expected = run(target, max_tokens=80)
     double = rehearsed([expected.token_ids], wrong=0.3)
     with coordinating(lambda: double, restarts=1000) as coordinator:
@@ -216,7 +215,7 @@ def test_a_kill_at_every_round_costs_speed_only(target: NativeEngine) -> None:
     assert len(notes(one)) >= len(one.rounds) - 1
 
 
-def test_a_worker_that_raises_is_asked_again_and_at_last_no_more(target: NativeEngine) -> None:
+def test_a_worker_that_raises_is_asked_again_and_at_last_no_more(target: NativeTarget) -> None:
     expected = run(target, max_tokens=120)
     with coordinating(
         lambda: rehearsed([expected.token_ids], wrong=0.4, raising=0.2)
@@ -230,7 +229,7 @@ def test_a_worker_that_raises_is_asked_again_and_at_last_no_more(target: NativeE
     assert set(causes(always)) == {"failed"}
 
 
-def test_a_worker_that_hangs_is_waited_for_once_and_then_replaced(target: NativeEngine) -> None:
+def test_a_worker_that_hangs_is_waited_for_once_and_then_replaced(target: NativeTarget) -> None:
     expected = run(target, max_tokens=150)
     makes = iter(
         [
@@ -256,15 +255,15 @@ def test_a_worker_that_hangs_is_waited_for_once_and_then_replaced(target: Native
     assert one.rounds[-2].draft_length > 0, "its successor drafts"
 
 
-def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeEngine) -> None:
+def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeTarget) -> None:
     class Faulty:
         block_size = 4
 
         def open(self, capacity: int, outcome_budget: int) -> Faulty:
             return self
 
-        def draft(self, text: list[int], draft_length: int) -> DraftBlock:
-            return DraftBlock(fault="told to be faulty")
+        def draft(self, text: list[int], draft_length: int) -> Draft:
+            return Draft(fault="told to be faulty")
 
     with coordinating(Faulty) as coordinator:  # type: ignore[arg-type]
         one = run(target, async_drafter(coordinator), max_tokens=30, draft_length=4)
@@ -275,7 +274,7 @@ def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeEngi
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeEngine) -> None:
+def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeTarget) -> None:
     rounds = 0
     seen: set[str] = set()
     for sampling in ("greedy", "everything"):
@@ -303,7 +302,7 @@ def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeEngine) -> 
     }  # which of the others come is a matter of the machine's speed
 
 
-def test_memory_is_flat_over_many_requests(target: NativeEngine) -> None:
+def test_memory_is_flat_over_many_requests(target: NativeTarget) -> None:
     expected = run(target, max_tokens=12)
     held = []
     with coordinating(
@@ -339,7 +338,7 @@ def _faulty_workers(known: list[list[int]]) -> Callable[[], Preparer]:
 # Life cycle
 
 
-def test_the_first_token_waits_for_no_draft(target: NativeEngine) -> None:
+def test_the_first_token_waits_for_no_draft(target: NativeTarget) -> None:
     expected = run(target, max_tokens=20)
     with coordinating(lambda: rehearsed([expected.token_ids], hangs_at=0)) as coordinator:
         coordinator.link.worker.thread.may_stay = True  # type: ignore[union-attr]
@@ -357,7 +356,7 @@ def test_the_first_token_waits_for_no_draft(target: NativeEngine) -> None:
         ] == expected.ids[1:]
 
 
-def test_late_results_of_an_aborted_request_are_dropped(target: NativeEngine) -> None:
+def test_late_results_of_an_aborted_request_are_dropped(target: NativeTarget) -> None:
     expected = plain(target, max_tokens=60)
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.2, delay_s=0.01)) as coordinator:
         drafter = async_drafter(coordinator)
@@ -373,7 +372,7 @@ def test_late_results_of_an_aborted_request_are_dropped(target: NativeEngine) ->
         assert len(coordinator.cache) == 0
 
 
-def test_two_interleaved_requests_do_not_meet(target: NativeEngine) -> None:
+def test_two_interleaved_requests_do_not_meet(target: NativeTarget) -> None:
     expected = plain(target, max_tokens=60)
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.2, hits=0.8)) as coordinator:
         drafter = async_drafter(coordinator)
@@ -390,7 +389,7 @@ def test_two_interleaved_requests_do_not_meet(target: NativeEngine) -> None:
     assert all(sum(stats.num_accepted for stats in one.rounds) > 20 for one in runs)
 
 
-def test_requests_of_several_threads_do_not_meet(target: NativeEngine) -> None:
+def test_requests_of_several_threads_do_not_meet(target: NativeTarget) -> None:
     expected = plain(target, max_tokens=60)
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.2, hits=0.8)) as coordinator:
         drafter = async_drafter(coordinator)

@@ -17,10 +17,10 @@ import torch
 
 import d3d
 from d3d.api import Model
-from d3d.drafting.packed_pass import PackedDrafter
 from d3d.errors import InvalidRequest
 from d3d.hub.checkpoint import save_drafter
 from d3d.methods.async_.opening import StoredDrafter
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.workers import ProcessWorker
 from d3d.model.linear import Linear
 from support.command import d3d as command

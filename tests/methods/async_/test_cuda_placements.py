@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from d3d.decoding.timeline import overlap
 from d3d.engine.clock import RENEWED_S, EventClock, PassClock, ProcessorClock, Stopwatch
+from d3d.engine.metrics import overlap
 from d3d.errors import Disconnected, InvalidRequest
 from d3d.methods.async_.messages import Draft, Drafted, Failed, Open, Ready
 from d3d.methods.async_.placement import check_placement, default_placement, other_device
 from d3d.methods.async_.workers import ThreadWorker
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from support.async_runs import async_drafter, coordinating, rehearsed
 from support.runs import run
 
@@ -92,14 +92,14 @@ def test_a_stopwatch_has_no_span_before_a_pass_has_ended() -> None:
 
 
 def test_a_rounds_verification_is_where_the_device_says_it_was(
-    target: NativeEngine, monkeypatch: pytest.MonkeyPatch
+    target: NativeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_timed(num_sequences: int, capacity: int) -> object:
         session = type(target).open(target, num_sequences, capacity)
         session._stopwatch = Stopwatch(_Counting())
         return session
 
-    engine = NativeEngine(target.model)
+    engine = NativeTarget(target.model)
     object.__setattr__(engine, "open", open_timed)
     one = run(engine, max_tokens=4)
     assert [stats.device_span for stats in one.rounds] == [(2.0, 3.0), (4.0, 5.0), (6.0, 7.0)]
@@ -124,7 +124,7 @@ class _Counting:
 # A worker's thread and its setting
 
 
-def test_a_worker_works_within_its_setting_and_by_its_clock(target: NativeEngine) -> None:
+def test_a_worker_works_within_its_setting_and_by_its_clock(target: NativeTarget) -> None:
     within: list[str] = []
 
     @contextmanager
@@ -188,7 +188,7 @@ def test_the_processors_clock_is_what_a_plain_thread_goes_by() -> None:
     worker.wait(5)
 
 
-# Choice and refusals
+# AutoReport and refusals
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import d3d
-from d3d.drafting.packed_pass import PackedSession
+from d3d.methods.async_.packed_pass import PackedSession
 from support.tiny_model import write_tiny_drafter, write_tiny_target
 
 

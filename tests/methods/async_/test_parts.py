@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from d3d.core.types import DraftBlock, Outcome
+from d3d.engine.drafter import Draft
 from d3d.errors import InvalidRequest
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import (
@@ -21,6 +21,7 @@ from d3d.methods.async_.messages import (
     Stop,
     Successors,
 )
+from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.placement import TargetThreads, check_placement, worker_cores
 from d3d.methods.async_.speculation_cache import SpeculationCache
 from d3d.methods.async_.transports import in_process_pair
@@ -31,7 +32,7 @@ A, B = Outcome(0, 5), Outcome(1, 6)
 
 def successors(sequence_id: int, round_id: int, *outcomes: Outcome) -> Successors:
     return Successors(
-        sequence_id, round_id, tuple((o, DraftBlock((o.bonus_token,))) for o in outcomes), 0.0, 0.0
+        sequence_id, round_id, tuple((o, Draft((o.bonus_token,))) for o in outcomes), 0.0, 0.0
     )
 
 
@@ -45,7 +46,7 @@ def test_a_successor_is_found_by_sequence_round_and_outcome_and_by_nothing_less(
     assert cache.put(successors(1, 3, A, B))
     assert cache.take(2, 3, A) is None
     assert cache.take(1, 2, A) is None
-    assert cache.take(1, 3, B) == DraftBlock((6,))
+    assert cache.take(1, 3, B) == Draft((6,))
     assert cache.take(1, 3, A) is None, "a round has one verdict"
     assert len(cache) == 0
 
@@ -104,9 +105,9 @@ def test_the_worker_drafts_and_prepares_behind_what_it_was_told() -> None:
         Open(7, 100, 4), Draft(7, 1, 0, (10, 11), 3), Prepare(7, 1, 2, (), (12, 13, 14), 3, 4)
     )
     assert isinstance(drafted, Drafted)
-    assert drafted.block == DraftBlock((12, 13, 14))
+    assert drafted.block == Draft((12, 13, 14))
     assert isinstance(prepared, Successors)
-    assert prepared.blocks == ((Outcome(3, 15), DraftBlock((16, 17, 18))),)
+    assert prepared.blocks == ((Outcome(3, 15), Draft((16, 17, 18))),)
     assert drafted.started <= drafted.ended <= prepared.started <= prepared.ended
 
 

@@ -16,12 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from d3d.decoding.loop import decode
 from d3d.errors import WorkerFailed
 from d3d.methods.async_.coordinator import Coordinator
 from d3d.methods.async_.placement import available_cores, worker_cores
 from d3d.methods.async_.workers import MakePreparer, ProcessWorker, Worker
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from support.async_runs import (
     Slow,
     Unhurried,
@@ -60,7 +59,7 @@ def is_gone(pid: int, within_s: float) -> bool:
     return False
 
 
-def test_ids_equal_plain_and_every_verdict_that_was_foreseen_is_a_hit(target: NativeEngine) -> None:
+def test_ids_equal_plain_and_every_verdict_that_was_foreseen_is_a_hit(target: NativeTarget) -> None:
     expected = run(target, **HOT)
     make_double = partial(rehearsed, [expected.token_ids], wrong=0.2)
     with coordinating(make_double, launch=process(make_double)) as coordinator:
@@ -73,7 +72,7 @@ def test_ids_equal_plain_and_every_verdict_that_was_foreseen_is_a_hit(target: Na
     assert is_gone(pid, 5)
 
 
-def test_killed_at_every_round_and_started_again_it_costs_speed_only(target: NativeEngine) -> None:
+def test_killed_at_every_round_and_started_again_it_costs_speed_only(target: NativeTarget) -> None:
     expected = run(target, max_tokens=8)
     make_double = partial(rehearsed, [expected.token_ids], wrong=0.3)
     with coordinating(make_double, launch=process(make_double), restarts=20) as coordinator:
@@ -91,7 +90,7 @@ def test_killed_at_every_round_and_started_again_it_costs_speed_only(target: Nat
 
 
 def test_killed_for_good_the_answer_goes_on_plainly_and_the_next_request_drafts_again(
-    target: NativeEngine,
+    target: NativeTarget,
 ) -> None:
     expected = run(target, **HOT)
     doubles = [
@@ -112,7 +111,7 @@ def test_killed_for_good_the_answer_goes_on_plainly_and_the_next_request_drafts_
 
 
 @pytest.mark.parametrize("how", ["hangs", "is stopped"])
-def test_one_that_hangs_is_ended(how: str, target: NativeEngine) -> None:
+def test_one_that_hangs_is_ended(how: str, target: NativeTarget) -> None:
     expected = run(target, max_tokens=150)
     make_double = partial(
         rehearsed, [expected.token_ids], wrong=0.3, hangs_at=4 if how == "hangs" else -1
@@ -198,7 +197,7 @@ def test_when_the_parent_is_killed_it_is_gone_within_five_seconds(
         parent.wait()
 
 
-def test_a_run_is_the_same_in_a_thread_and_in_a_process(target: NativeEngine) -> None:
+def test_a_run_is_the_same_in_a_thread_and_in_a_process(target: NativeTarget) -> None:
     expected = run(target, **HOT)
     make_double = partial(rehearsed, [expected.token_ids], wrong=0.3, hits=0.5)
     seen: list[Run] = []

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from d3d.core.protocols import PrepareTask
-from d3d.core.types import DraftBlock
-from d3d.decoding.loop import decode
-from d3d.drafting.packed_pass import PackedDrafter, PackedSession
+from d3d.engine.drafter import Draft
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import (
     Draft,
@@ -26,10 +23,12 @@ from d3d.methods.async_.messages import (
     Successors,
     Together,
 )
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
+from d3d.methods.async_.preparer import PrepareTask
 from d3d.methods.async_.transports import in_process_pair
 from d3d.methods.async_.worker_link import WorkerLink
 from d3d.model.drafter import DrafterModel
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from support.async_runs import (
     async_drafter,
     causes,
@@ -46,7 +45,7 @@ WAYS = ("greedy", "hot", "everything", "greedy penalties", "temperature", "greed
 LIMITS = (30, 6, 17, 1, 24, 9, 12, 20)
 
 
-def eight(target: NativeEngine) -> list[Run]:
+def eight(target: NativeTarget) -> list[Run]:
     return [
         make(
             target,
@@ -57,7 +56,7 @@ def eight(target: NativeEngine) -> list[Run]:
     ]
 
 
-def plain(target: NativeEngine) -> list[Run]:
+def plain(target: NativeTarget) -> list[Run]:
     return [run_all(target, None, [one])[0] for one in eight(target)]
 
 
@@ -148,7 +147,7 @@ def test_where_a_shared_pass_fails_only_those_fail_that_have_to(
     assert second.error == "MemoryError: no room"
     for answer, known in ((first, TEXTS[0]), (third, TEXTS[2])):
         assert answer.block == drafter.open(100, 4).draft(list(known), 5)
-    assert first.block != DraftBlock()
+    assert first.block != Draft()
 
 
 def test_a_text_with_a_hole_fails_alone(drafter: PackedDrafter) -> None:
@@ -173,7 +172,7 @@ def test_forgotten_sequences_leave_those_that_wait(drafter: PackedDrafter) -> No
 
 
 def test_a_batch_asks_in_one_message(
-    drafter: PackedDrafter, target: NativeEngine, monkeypatch: pytest.MonkeyPatch
+    drafter: PackedDrafter, target: NativeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[object] = []
     original = WorkerLink.send
@@ -198,7 +197,7 @@ def test_a_batch_asks_in_one_message(
 @pytest.mark.parametrize("max_batch", [1, 3])
 @pytest.mark.parametrize("miss_policy", ["draft_now", "bonus_only"])
 def test_answers_are_plain_decodings_while_requests_come_and_go(
-    max_batch: int, miss_policy: str, target: NativeEngine
+    max_batch: int, miss_policy: str, target: NativeTarget
 ) -> None:
     model = tiny_drafter(target.model, previous_token_width=8)
     with coordinating(lambda: PackedDrafter(model, 97)) as coordinator:
@@ -217,7 +216,7 @@ def test_answers_are_plain_decodings_while_requests_come_and_go(
 
 @pytest.mark.parametrize("restarts", [0, 50])
 def test_a_kill_while_requests_come_and_go_costs_speed_only(
-    restarts: int, target: NativeEngine
+    restarts: int, target: NativeTarget
 ) -> None:
     expected = plain(target)
     runs = eight(target)
@@ -238,7 +237,7 @@ def test_a_kill_while_requests_come_and_go_costs_speed_only(
 
 
 def test_one_that_raises_does_not_stop_its_batch_mates(
-    target: NativeEngine, monkeypatch: pytest.MonkeyPatch
+    target: NativeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its prompt is the only one of 13 tokens."""
     original = PackedSession.branches

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from d3d.core.protocols import Transport
-from d3d.core.types import DraftBlock, Outcome
+from d3d.engine.drafter import Draft
 from d3d.errors import Disconnected
 from d3d.methods.async_ import transports
 from d3d.methods.async_.messages import Prepare, Successors
-from d3d.methods.async_.transports import PipeTransport, in_process_pair
+from d3d.methods.async_.outcomes import Outcome
+from d3d.methods.async_.transports import PipeTransport, Transport, in_process_pair
 
 Pair = tuple[Transport, Transport]
 
@@ -37,7 +37,7 @@ def test_messages_arrive_whole_and_in_order_both_ways(pair: Pair) -> None:
         Prepare(1, number, 0, tuple(range(number * 100)), (5, 6), 4, 2) for number in range(40)
     ]
     back = [
-        Successors(1, number, ((Outcome(2, 9), DraftBlock((1, 2), "odd")),), 0.5, 1.5)
+        Successors(1, number, ((Outcome(2, 9), Draft((1, 2), "odd")),), 0.5, 1.5)
         for number in range(40)
     ]
     for request, answer in zip(there, back, strict=True):

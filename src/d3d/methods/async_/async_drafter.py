@@ -1,65 +1,63 @@
-"""Async mode behind the loop's Drafter protocol: a block is a successor out of the coordinator's
-hands, or what the miss policy says."""
+"""Async mode's drafter: a draft is a successor out of the coordinator's hands, or what the miss
+policy says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from d3d.core.sequence import Sequence
-from d3d.core.types import DraftBlock
+from d3d.engine.drafter import Draft, Drafter
+from d3d.engine.request import Request
 from d3d.methods.async_.coordinator import Coordinator, Policy
 from d3d.methods.async_.placement import TargetThreads
 
 
-@dataclass(frozen=True)
-class AsyncDrafter:
-    """Drafts through a coordinator; many requests may share one."""
+class AsyncDrafter(Drafter):
+    """Drafts through a coordinator, which several drafters may share. It learns a verdict from the
+    committed tokens of the next round."""
 
-    coordinator: Coordinator
-    policy: Policy
-    threads: TargetThreads | None = None
-    """Held while a session is open, so that the target leaves the worker's cores alone."""
+    def __init__(
+        self, coordinator: Coordinator, policy: Policy, threads: TargetThreads | None = None
+    ) -> None:
+        """threads: held while there are requests, so that the target leaves the worker's cores
+        alone."""
+        self.max_draft_length = policy.draft_length
+        self.coordinator, self.policy = coordinator, policy
+        self._threads = threads
+        self._members: set[int] = set()
 
-    @property
-    def block_size(self) -> int:
-        return self.policy.draft_length
-
-    def open(self, num_sequences: int, capacity: int) -> AsyncDraftSession:
-        return AsyncDraftSession(self, num_sequences, capacity)
-
-
-class AsyncDraftSession:
-    """The sequences of one generation. It learns a verdict from the committed tokens that it is
-    called with next."""
-
-    def __init__(self, drafter: AsyncDrafter, num_sequences: int, capacity: int) -> None:
-        self._coordinator = drafter.coordinator
-        self._policy, self._capacity = drafter.policy, capacity
-        self._sequence_ids: list[int] = []
-        self.join(num_sequences)
-        self._threads = drafter.threads
-        if self._threads is not None:
-            self._threads.hold()
-
-    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        return self._coordinator.draft(
-            self._sequence_ids, [sequence.token_ids for sequence in sequences], lengths
+    def propose(self, requests: Sequence[Request]) -> list[Draft]:
+        for request in requests:
+            if request.id not in self._members:
+                self._join(request)
+        return self.coordinator.draft(
+            [request.id for request in requests],
+            [request.token_ids for request in requests],
+            [request.draft_room(self.max_draft_length) for request in requests],
         )
 
-    def keep(self, rows: list[int]) -> None:
-        kept = [self._sequence_ids[row] for row in rows]
-        for sequence_id in set(self._sequence_ids) - set(kept):
-            self._coordinator.forget(sequence_id)
-        self._sequence_ids = kept
+    def _join(self, request: Request) -> None:
+        if self._threads is not None and not self._members:
+            self._threads.hold()
+        self._members.add(request.id)
+        self.coordinator.open(request.id, self.policy)
 
-    def join(self, count: int) -> None:
-        self._sequence_ids += [
-            self._coordinator.open(self._capacity, self._policy) for _ in range(count)
-        ]
+    def ready(self) -> None:
+        self.coordinator.ensure_worker()
 
-    def close(self) -> None:
-        self.keep([])
-        if self._threads is not None:
+    def num_missing(self, request: Request) -> int:
+        return 0 if request.id in self._members else len(request)
+
+    def suspend(self, request: Request) -> None:
+        self.end(request)
+
+    def end(self, request: Request) -> None:
+        if request.id not in self._members:
+            return
+        self._members.discard(request.id)
+        self.coordinator.forget(request.id)
+        if self._threads is not None and not self._members:
             self._threads.let_go()
-            self._threads = None
+
+    @property
+    def num_held(self) -> int:
+        return len(self._members)

@@ -6,33 +6,31 @@ or wrong costs speed only."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import weakref
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
-from typing import Literal
 
-from d3d.core.types import DraftBlock, Outcome, Preparation, Readiness
-from d3d.decoding.modes import MOST_OUTCOMES
+from d3d.engine.drafter import Draft
+from d3d.engine.round import Preparation, Readiness
 from d3d.errors import WorkerFailed
+from d3d.methods.async_.config import MissPolicy
 from d3d.methods.async_.messages import (
-    Draft,
+    DraftNow,
     Failed,
     Forget,
     FromWorker,
     Open,
     Prepare,
     Ready,
-    Request,
     Successors,
     Together,
+    WorkRequest,
 )
+from d3d.methods.async_.outcomes import MOST_OUTCOMES, Outcome
 from d3d.methods.async_.speculation_cache import SpeculationCache
 from d3d.methods.async_.worker_link import WorkerLink
-
-MissPolicy = Literal["draft_now", "bonus_only"]
 
 MOST_FAILURES = 3
 """After so many failures in a row a sequence asks the worker no more."""
@@ -57,7 +55,6 @@ class _Member:
     """A sequence and what has been said about it."""
 
     sequence_id: int
-    capacity: int
     policy: Policy
     round_id: int = 0
     text_length: int = 0
@@ -68,11 +65,11 @@ class _Member:
     """Of the worker that knows the sequence."""
     told: int = 0
     """Tokens of the text that this worker has been sent."""
-    pending: Request | None = None
+    pending: WorkRequest | None = None
     """The one request that is not answered yet."""
     sent_at: float = 0.0
-    fresh: DraftBlock | None = None
-    """The answer to a `Draft`."""
+    fresh: Draft | None = None
+    """The answer to a `DraftNow`."""
     num_failures: int = 0
     passes: list[tuple[float, float]] = field(default_factory=list)
 
@@ -86,7 +83,7 @@ class _Round:
     length: int
     verified: int
     """The round whose verdict has just become known."""
-    block: DraftBlock | None = None
+    block: Draft | None = None
     readiness: Readiness = "unprepared"
     fitted: bool = False
     """Whether `block` is a successor."""
@@ -101,7 +98,6 @@ class Coordinator:
         self.link = link
         self.cache = SpeculationCache(MOST_OUTCOMES)
         self._members: dict[int, _Member] = {}
-        self._ids = itertools.count()
         self._lock = threading.RLock()
         weakref.finalize(
             self, link.close
@@ -124,12 +120,13 @@ class Coordinator:
                     )
             time.sleep(0.001)
 
-    def open(self, capacity: int, policy: Policy) -> int:
-        """The id of a new sequence; it is never used again."""
+    def open(self, sequence_id: int, policy: Policy) -> None:
+        """A sequence begins."""
         with self._lock:
-            member = _Member(next(self._ids), capacity, policy)
-            self._members[member.sequence_id] = member
-            return member.sequence_id
+            self._members[sequence_id] = _Member(sequence_id, policy)
+
+    def __contains__(self, sequence_id: object) -> bool:
+        return sequence_id in self._members
 
     def forget(self, sequence_id: int) -> None:
         """The sequence has ended; what still comes for it is dropped."""
@@ -150,7 +147,7 @@ class Coordinator:
 
     def draft(
         self, sequence_ids: ListLike[int], texts: ListLike[list[int]], lengths: ListLike[int]
-    ) -> list[DraftBlock]:
+    ) -> list[Draft]:
         """Begin a round of each sequence: the blocks to verify behind `texts`, at most `lengths[i]`
         tokens. When this returns, the worker has been asked for their successors."""
         with self._lock:
@@ -190,7 +187,7 @@ class Coordinator:
 
     def _draft_now(self, rounds: list[_Round]) -> None:
         """What a miss policy does for rounds without a successor."""
-        asked: list[tuple[_Round, Request]] = []
+        asked: list[tuple[_Round, WorkRequest]] = []
         for one in rounds:
             member = one.member
             one.cause = one.cause or self._hindrance(member)
@@ -200,7 +197,7 @@ class Coordinator:
                 start = self._introduce(member)
                 new = tuple(one.text[start:])
                 asked.append(
-                    (one, Draft(member.sequence_id, member.round_id, start, new, one.length))
+                    (one, DraftNow(member.sequence_id, member.round_id, start, new, one.length))
                 )
         is_sent = self._ask(asked)
         if is_sent:
@@ -231,8 +228,8 @@ class Coordinator:
             member.sequence_id, member.round_id, start, new, member.draft, one.length, budget
         )
 
-    def _result(self, one: _Round) -> DraftBlock:
-        block = one.block or DraftBlock()
+    def _result(self, one: _Round) -> Draft:
+        block = one.block or Draft()
         if one.length < 1:
             return block
         cause = one.cause if one.block is None else None
@@ -243,7 +240,7 @@ class Coordinator:
         preparation = Preparation(one.readiness, cause, passes, notes, one.fitted)
         return block._replace(token_ids=block.token_ids[: one.length], preparation=preparation)
 
-    def _take(self, one: _Round) -> DraftBlock | None:
+    def _take(self, one: _Round) -> Draft | None:
         member = one.member
         new = one.text[member.text_length :]
         num_accepted = len(new) - 1
@@ -266,10 +263,10 @@ class Coordinator:
         it."""
         if member.generation != self.link.generation:
             member.generation, member.told = self.link.generation, 0
-            self.link.send(Open(member.sequence_id, member.capacity, member.policy.outcome_budget))
+            self.link.send(Open(member.sequence_id, member.policy.outcome_budget))
         return member.told
 
-    def _ask(self, asked: ListLike[tuple[_Round, Request]]) -> bool:
+    def _ask(self, asked: ListLike[tuple[_Round, WorkRequest]]) -> bool:
         """Whether the requests are on their way: as one message, for the worker may do them in one
         pass."""
         requests = tuple(request for _, request in asked)

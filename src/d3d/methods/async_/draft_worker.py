@@ -7,49 +7,40 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from d3d.core.protocols import (
-    DraftTask,
-    JointPreparer,
-    Preparer,
-    PrepareTask,
-    PreparingSession,
-    Transport,
-)
 from d3d.engine.clock import PassClock, ProcessorClock, Stopwatch
 from d3d.errors import Disconnected
 from d3d.methods.async_.messages import (
-    Draft,
     Drafted,
+    DraftNow,
     Failed,
     Forget,
     Open,
     Prepare,
     Ready,
-    Request,
     Stop,
     Successors,
     Together,
+    WorkRequest,
 )
+from d3d.methods.async_.preparer import DraftTask, Preparer, PrepareTask, PreparingSession
+from d3d.methods.async_.transports import Transport
 
 IDLE_S = 1.0
 """How long it listens before it looks whether the line is still there."""
-
-MOST_TOGETHER = 32
-"""Requests that share a pass."""
 
 
 @dataclass
 class _Told:
     """What the worker knows of a sequence."""
 
-    opening: Open
+    outcome_budget: int
     text: list[int] = field(default_factory=list)
     session: PreparingSession | None = None
 
 
 class DraftWorker:
     """Answers every request for a sequence that it knows, drafts before preparations; others go
-    unanswered. What waits together is done in one pass, where the drafter can do that."""
+    unanswered. What waits together is done in one pass, if the drafter can do that."""
 
     def __init__(
         self, transport: Transport, preparer: Preparer, clock: PassClock | None = None
@@ -59,7 +50,7 @@ class DraftWorker:
         self._transport = transport
         self._preparer = preparer
         self._known: dict[int, _Told] = {}
-        self._waiting: list[Request] = []
+        self._waiting: list[WorkRequest] = []
         self._stopped = False
 
     def run(self) -> None:
@@ -87,10 +78,10 @@ class DraftWorker:
         if isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, Open):
-            self._known[message.sequence_id] = _Told(message)
+            self._known[message.sequence_id] = _Told(message.outcome_budget)
         elif isinstance(message, Forget):
             self._drop(message.sequence_id)
-        elif isinstance(message, Draft | Prepare):
+        elif isinstance(message, DraftNow | Prepare):
             self._waiting.append(message)
         elif isinstance(message, Together):
             self._waiting += message.requests
@@ -99,34 +90,31 @@ class DraftWorker:
         self._known.pop(sequence_id, None)
         self._waiting = [request for request in self._waiting if request.sequence_id != sequence_id]
 
-    def _next(self) -> list[Request]:
-        """The drafts, somebody waits for them; else the preparations. Only one where the drafter
-        does one at a time."""
-        first: dict[int, Request] = {}  # of each sequence
+    def _next(self) -> list[WorkRequest]:
+        """The drafts, somebody waits for them; else the preparations. As many as share a pass."""
+        first: dict[int, WorkRequest] = {}  # of each sequence
         for request in [
-            request for request in self._waiting if isinstance(request, Draft)
+            request for request in self._waiting if isinstance(request, DraftNow)
         ] or self._waiting:
             first.setdefault(request.sequence_id, request)
-        taken = list(first.values())[
-            : MOST_TOGETHER if isinstance(self._preparer, JointPreparer) else 1
-        ]
+        taken = list(first.values())[: self._preparer.most_together]
         self._waiting = [
             request for request in self._waiting if not any(request is one for one in taken)
         ]
         return taken
 
-    def _answers(self, requests: list[Request]) -> list[Drafted | Successors | Failed]:
+    def _answers(self, requests: list[WorkRequest]) -> list[Drafted | Successors | Failed]:
         """`requests` are all of one kind."""
-        if len(requests) > 1 and isinstance(self._preparer, JointPreparer):
+        if len(requests) > 1:
             with suppress(Exception):  # then each by itself: only those fail that have to
-                return self._answers_together(self._preparer, requests)
+                return self._answers_together(requests)
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Request) -> Drafted | Successors | Failed:
+    def _answer(self, request: WorkRequest) -> Drafted | Successors | Failed:
         try:
             self._stopwatch.begin()
             session, text = self._updated(request)
-            if isinstance(request, Draft):
+            if isinstance(request, DraftNow):
                 block = session.draft(text, request.draft_length)
                 return Drafted(
                     request.sequence_id, request.round_id, block, *self._stopwatch.stop()
@@ -147,13 +135,11 @@ class DraftWorker:
             self._drop(request.sequence_id)
             return Failed(request.sequence_id, request.round_id, f"{type(error).__name__}: {error}")
 
-    def _answers_together(
-        self, preparer: JointPreparer, requests: list[Request]
-    ) -> list[Drafted | Successors | Failed]:
+    def _answers_together(self, requests: list[WorkRequest]) -> list[Drafted | Successors | Failed]:
         self._stopwatch.begin()
-        drafts = [each for each in requests if isinstance(each, Draft)]
+        drafts = [each for each in requests if isinstance(each, DraftNow)]
         if drafts:
-            blocks = preparer.draft_together(
+            blocks = self._preparer.draft_together(
                 [DraftTask(*self._updated(each), each.draft_length) for each in drafts]
             )
             times = self._stopwatch.stop()
@@ -162,7 +148,7 @@ class DraftWorker:
                 for each, block in zip(drafts, blocks, strict=True)
             ]
         preparations = [each for each in requests if isinstance(each, Prepare)]
-        found = preparer.prepare_together(
+        found = self._preparer.prepare_together(
             [_task(each, *self._updated(each)) for each in preparations]
         )
         times = self._stopwatch.stop()
@@ -172,17 +158,18 @@ class DraftWorker:
             for each, blocks in answers
         ]
 
-    def _updated(self, request: Request) -> tuple[PreparingSession, list[int]]:
+    def _updated(self, request: WorkRequest) -> tuple[PreparingSession, list[int]]:
         """The sequence's session, and its text with what the request brings. Raises LookupError
         where the worker lacks the rest of it."""
         told = self._known.get(request.sequence_id)
         if told is None or request.start > len(told.text):
             raise LookupError(
-                f"the worker has not been told the first {request.start} tokens of sequence {request.sequence_id}"
+                f"the worker has not been told the first {request.start} tokens of sequence "
+                f"{request.sequence_id}"
             )
         told.text[request.start :] = request.new_tokens
         if told.session is None:
-            told.session = self._preparer.open(told.opening.capacity, told.opening.outcome_budget)
+            told.session = self._preparer.open(told.outcome_budget)
         return told.session, list(told.text)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from d3d.core.types import DraftBlock, Outcome
+from d3d.engine.drafter import Draft
+from d3d.methods.async_.outcomes import Outcome
 
 # coordinator -> worker
 
@@ -18,14 +19,12 @@ class Open:
     """A sequence begins (or is begun again, by a worker that knows nothing of it)."""
 
     sequence_id: int
-    capacity: int
-    """Tokens that it and its draft can come to."""
     outcome_budget: int
 
 
 @dataclass(frozen=True)
-class Draft:
-    """Draft one block behind the text, now. It is answered by `Drafted` or `Failed`."""
+class DraftNow:
+    """DraftNow one block behind the text, now. It is answered by `Drafted` or `Failed`."""
 
     sequence_id: int
     round_id: int
@@ -54,7 +53,7 @@ class Together:
     """Requests for several sequences that are verified in one batch, so that the worker has them
     all at once. Each is answered."""
 
-    requests: tuple[Draft | Prepare, ...]
+    requests: tuple[DraftNow | Prepare, ...]
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class Drafted:
-    """The answer to `Draft`. Times in seconds of `time.perf_counter`, which on one machine is one
+    """The answer to `DraftNow`. Times in seconds of `time.perf_counter`, which on one machine is one
     clock for all processes."""
 
     sequence_id: int
     round_id: int
-    block: DraftBlock
+    block: Draft
     started: float
     ended: float
 
@@ -97,7 +96,7 @@ class Successors:
 
     sequence_id: int
     round_id: int
-    blocks: tuple[tuple[Outcome, DraftBlock], ...]
+    blocks: tuple[tuple[Outcome, Draft], ...]
     started: float
     ended: float
 
@@ -112,6 +111,6 @@ class Failed:
     error: str
 
 
-Request = Draft | Prepare
-ToWorker = Open | Draft | Prepare | Together | Forget | Stop
+WorkRequest = DraftNow | Prepare
+ToWorker = Open | DraftNow | Prepare | Together | Forget | Stop
 FromWorker = Ready | Drafted | Successors | Failed

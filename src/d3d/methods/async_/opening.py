@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-from d3d.core.protocols import Preparer
-from d3d.drafting.packed_pass import PackedDrafter
 from d3d.errors import InvalidRequest
-from d3d.hub.open_model import OpenModel, open_model
+from d3d.hub.open_model import OpenModel, TargetModel, open_model
 from d3d.hub.ready import ready_apart
 from d3d.methods.async_.coordinator import Coordinator
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.placement import (
     TargetThreads,
     available_cores,
@@ -21,6 +20,7 @@ from d3d.methods.async_.placement import (
     other_device,
     worker_cores,
 )
+from d3d.methods.async_.preparer import Preparer
 from d3d.methods.async_.streams import on_one_core, on_own_stream, on_the_processor
 from d3d.methods.async_.worker_link import Launch, WorkerLink
 from d3d.methods.async_.workers import ProcessWorker, ThreadWorker
@@ -61,14 +61,14 @@ class Running:
 
 
 def open_coordinator(
-    placement: str, target: OpenModel, drafter: DrafterModel, drafter_path: Path | None
+    placement: str, target: TargetModel, drafter: DrafterModel, drafter_path: Path | None
 ) -> Running:
     """Nothing runs yet. `drafter_path`: the checkpoint that `drafter` came from. Raises
     InvalidRequest for a placement that is not to be had here."""
-    device = target.transformer.device
+    device = target.device
     check_placement(placement, device)
     if placement in ("thread", "streams"):
-        preparer = PackedDrafter(drafter, target.config.vocab_size)
+        preparer = PackedDrafter(drafter, target.vocab_size)
         if placement == "thread" and device.type == "cpu":
             left = min(torch.get_num_threads(), len(available_cores()) - 1)
             return Running(
@@ -85,8 +85,8 @@ def open_coordinator(
     stored = StoredDrafter(
         target.path,
         drafter_path,
-        str(target.transformer.dtype).removeprefix("torch."),
-        quantize=target.quantize,
+        str(target.dtype).removeprefix("torch."),
+        quantize=target.quantize if isinstance(target, OpenModel) else None,
     )
     if placement == "devices":
         other = other_device(device)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Literal
 
 import torch
 
 from d3d.errors import InvalidRequest
+from d3d.methods.async_.config import Placement
 
-Placement = Literal["thread", "processes", "streams", "devices"]
 PLACEMENTS: tuple[Placement, ...] = ("thread", "processes", "streams", "devices")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from d3d.core.types import DraftBlock, Outcome
+from d3d.engine.drafter import Draft
 from d3d.methods.async_.messages import Successors
+from d3d.methods.async_.outcomes import Outcome
 
 
 class SpeculationCache:
@@ -17,7 +18,7 @@ class SpeculationCache:
         """most_blocks: successors of a round; more are dropped, the last ones first."""
         self._most_blocks = most_blocks
         self._expected: dict[int, int] = {}
-        self._blocks: dict[int, dict[Outcome, DraftBlock]] = {}
+        self._blocks: dict[int, dict[Outcome, Draft]] = {}
         self.num_stale = 0
         """Answers that came for a round that nobody waited for any more."""
 
@@ -39,7 +40,7 @@ class SpeculationCache:
         self._blocks[successors.sequence_id] = dict(successors.blocks[: self._most_blocks])
         return True
 
-    def take(self, sequence_id: int, round_id: int, outcome: Outcome) -> DraftBlock | None:
+    def take(self, sequence_id: int, round_id: int, outcome: Outcome) -> Draft | None:
         """The successor of an outcome, None where there is none; a round has one verdict, so its
         other blocks go."""
         if self._expected.get(sequence_id) != round_id or sequence_id not in self._blocks:

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Protocol
 
 from d3d.errors import Disconnected
 
@@ -16,6 +17,24 @@ MOST_WAITING = 4096
 
 _END = object()
 """Follows the last message."""
+
+
+class Transport(Protocol):
+    """One end of a line between two parties. Messages arrive whole and in order, or not at all."""
+
+    def send(self, message: object) -> None:
+        """Never waits for the other side. Raises Disconnected where the line is known to be
+        gone."""
+        ...
+
+    def receive(self, timeout_s: float) -> object | None:
+        """The next message, None after `timeout_s` seconds without one. Raises Disconnected where
+        none can come any more."""
+        ...
+
+    def close(self) -> None:
+        """The other side will find itself disconnected, once it has read what was sent before."""
+        ...
 
 
 class QueueTransport:

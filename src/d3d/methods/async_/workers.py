@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from d3d.core.protocols import Preparer, Transport
 from d3d.engine.clock import PassClock
 from d3d.errors import Disconnected
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import Failed
+from d3d.methods.async_.preparer import Preparer
 from d3d.methods.async_.streams import on_the_processor
-from d3d.methods.async_.transports import PipeTransport, QueueTransport, in_process_pair
+from d3d.methods.async_.transports import PipeTransport, QueueTransport, Transport, in_process_pair
 
 MakePreparer = Callable[[], Preparer]
 """Loads the drafter, in the worker. For a process it must be picklable."""

@@ -1,0 +1,179 @@
+"""How requests are decoded: one config class per method, and the names that users know them by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, get_args
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
+from d3d.hub.preset_file import PresetFile
+from d3d.methods.async_.config import AsyncConfig
+from d3d.methods.auto.config import AutoConfig
+from d3d.methods.base import MethodConfig
+from d3d.methods.draft_model.config import DraftModelConfig
+from d3d.methods.fused.config import FusedConfig
+from d3d.methods.ngram.config import NgramConfig
+from d3d.methods.plain.config import PlainConfig
+from d3d.methods.serial.config import SerialConfig
+
+SpecConfig = Annotated[
+    PlainConfig
+    | SerialConfig
+    | FusedConfig
+    | AsyncConfig
+    | AutoConfig
+    | NgramConfig
+    | DraftModelConfig,
+    Field(discriminator="method"),
+]
+"""Speculation options of a request, by method."""
+
+METHODS: dict[str, type[MethodConfig]] = {
+    config.model_fields["method"].default: config for config in get_args(get_args(SpecConfig)[0])
+}
+METHOD_ALIASES = {"lookup": "ngram", "prompt_lookup": "ngram"}
+
+OPTIONS: dict[str, tuple[str, ...]] = {}
+"""Every option, and the methods that have it."""
+for _method, _config in METHODS.items():
+    for _name in _config.model_fields.keys() - {"method"}:
+        OPTIONS[_name] = (*OPTIONS.get(_name, ()), _method)
+
+OPTION_ALIASES = {
+    "num_speculative_tokens": "draft_length",
+    "num_assistant_tokens": "draft_length",
+    "assistant_confidence_threshold": "draft_confidence",
+}
+"""Names of vLLM and transformers."""
+
+OFF = {"lookup": 0, "least_kept": 0}
+"""Values that ask for nothing, which every method accepts."""
+
+SHARED_WITH_AUTO = ("draft_confidence", "lookup", "least_kept")
+"""Options of a serial preset that hold in auto mode as well: those that spare a draft."""
+
+_ADAPTER: TypeAdapter[MethodConfig] = TypeAdapter(SpecConfig)
+
+
+class SpeculativeChoice(NamedTuple):
+    """What a `--speculative-config` says."""
+
+    method: str | None
+    options: dict[str, Any]
+    drafter: str | None
+    """Its key `model`."""
+
+
+def spec_config(method: str, options: Mapping[str, Any]) -> MethodConfig:
+    """The config of a method; options that are None have the method's default. Raises
+    InvalidRequest that names the first that is unknown, foreign to the method or impossible."""
+    method = METHOD_ALIASES.get(method, method)
+    if method not in METHODS:
+        raise InvalidRequest(f"method: {method!r} is not one of {', '.join(METHODS)}")
+    fields = canonical(options)
+    known = METHODS[method].model_fields
+    for name, value in list(fields.items()):
+        if name in known:
+            continue
+        if value is None or (name in OFF and value == OFF[name]):
+            del fields[name]
+        elif name in OPTIONS:
+            raise InvalidRequest(
+                f"{name}: method {method} has no such option; leave it out, or use method "
+                f"{' or '.join(OPTIONS[name])}"
+            )
+    try:
+        return _ADAPTER.validate_python({"method": method, **fields}, strict=True)
+    except ValidationError as error:
+        problem = first_problem(error, sorted(known.keys() - {"method"}))
+        raise InvalidRequest(problem.removeprefix(f"{method}.")) from error
+
+
+def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under our own names. Raises InvalidRequest for two different values of one."""
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        ours = OPTION_ALIASES.get(name, name)
+        if value is None:
+            fields.setdefault(ours, None)
+        elif fields.get(ours) is not None and fields[ours] != value:
+            raise InvalidRequest(f"{name}: {value} and {ours}: {fields[ours]} are one option")
+        else:
+            fields[ours] = value
+    return fields
+
+
+def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice:
+    """A `--speculative-config` in vLLM's words, as JSON or as a dict: method, model (the drafter),
+    num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, and our own options by name.
+
+    Raises InvalidRequest for what is not an object, and for an unknown key."""
+    where = "speculative_config"
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise InvalidRequest(f"{where}: it is not JSON ({error})") from error
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where}: give an object, not {type(value).__name__}")
+    fields = dict(value)
+    method, drafter = fields.pop("method", None), fields.pop("model", None)
+    for name, text in (("method", method), ("model", drafter)):
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest(f"{where}: {name}: {text!r} is not a name")
+    if drafter is not None and method is not None and method in ("ngram", *METHOD_ALIASES):
+        raise InvalidRequest(f"{where}: model: method {method} needs no drafter; leave it out")
+    known = OPTIONS.keys() | OPTION_ALIASES.keys()
+    for name in fields:
+        if name not in known:
+            raise InvalidRequest(
+                f"{where}: there is no key {name!r}; there are: method, model, "
+                f"{', '.join(sorted(known))}"
+            )
+    if method is None and {"prompt_lookup_min", "prompt_lookup_max"} & fields.keys():
+        method = "ngram"
+    return SpeculativeChoice(method, canonical(fields), drafter)
+
+
+def preset_config(preset: PresetFile, source: str) -> MethodConfig:
+    """The method and options of a preset file. Raises InvalidCheckpoint."""
+    try:
+        return spec_config(preset.mode, preset.options)
+    except InvalidRequest as error:
+        raise InvalidCheckpoint(f"preset {source}: {error}") from error
+
+
+def usual_method(preset: MethodConfig | None, *, has_drafter: bool) -> str:
+    """The method of a request that names none: the preset's, else serial if there is a drafter."""
+    if preset is not None and (has_drafter or preset.method in ("plain", "ngram")):
+        return preset.method
+    return "serial" if has_drafter else "plain"
+
+
+def request_config(
+    preset: MethodConfig | None,
+    method: str | None,
+    options: Mapping[str, Any],
+    *,
+    has_drafter: bool,
+) -> MethodConfig:
+    """The config of a request: its own options, and what it leaves open as the preset has it, if
+    that is of the same method. Auto mode also takes from a serial preset when a draft is spared.
+    Raises InvalidRequest."""
+    method = METHOD_ALIASES.get(method or "", method) or usual_method(
+        preset, has_drafter=has_drafter
+    )
+    fields = {name: value for name, value in canonical(options).items() if value is not None}
+    if preset is not None:
+        names: tuple[str, ...] = ()
+        if preset.method == method:
+            names = tuple(type(preset).model_fields.keys() - {"method"})
+        elif method == "auto" and preset.method == "serial" and has_drafter:
+            names = SHARED_WITH_AUTO
+        for name in names:
+            if getattr(preset, name) is not None:
+                fields.setdefault(name, getattr(preset, name))
+    return spec_config(method, fields)

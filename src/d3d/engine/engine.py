@@ -1,0 +1,170 @@
+"""Requests in, rounds out. Start reading here.
+
+Plain decoding is the same loop with a drafter that proposes nothing, so every method's output goes
+through the same few lines."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from d3d.engine.drafter import NO_DRAFT, Drafter, NoDrafter, Target, guarded
+from d3d.engine.request import Request
+from d3d.engine.round import Round, RoundTimes
+from d3d.engine.sampling import AcceptanceRule, sample_match
+
+PREFILL_ROWS = 512
+"""Prompt tokens that one step reads at most, so that a long prompt does not hold up the others."""
+
+
+class Engine:
+    """An open set of requests: any may join at any round and leave at any moment.
+
+    `add` and `cancel` may be called from any thread; `step` from one at a time."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        *,
+        max_batch: int | None = None,
+        prefill_rows: int = PREFILL_ROWS,
+        accept: AcceptanceRule = sample_match,
+    ) -> None:
+        """max_batch: most requests that are verified together; None for no limit. prefill_rows:
+        see `PREFILL_ROWS`. Raises ValueError for numbers below 1."""
+        if (max_batch is not None and max_batch < 1) or prefill_rows < 1:
+            raise ValueError(
+                f"max_batch and prefill_rows must be 1 or more, got {max_batch} and {prefill_rows}"
+            )
+        self.target = target
+        self.drafter = guarded(drafter or NoDrafter(), target.vocab_size)
+        self.max_batch, self.prefill_rows, self._accept = max_batch, prefill_rows, accept
+        self.waiting: deque[Request] = deque()
+        self.reading: list[Request] = []
+        """Requests whose prompts are being read."""
+        self.running: list[Request] = []
+        self._cancelled: deque[Request] = deque()
+        self._prefill_s = 0.0
+
+    def add(self, request: Request) -> None:
+        """Take part from the next step on."""
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Leave before the next step; what has been committed stays."""
+        self._cancelled.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.reading or self.running or self._cancelled)
+
+    def step(self) -> list[Round]:
+        """Read a chunk of the prompts that wait, and advance every running request by one round.
+
+        A request that the target fails on carries the `error`; the others go on."""
+        self.drop_cancelled()
+        running = list(self.running)
+        rounds = self._prefill()
+        if running:
+            rounds += self._round(running)
+        self._release()
+        return rounds
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Round]:
+        """Decode requests; each as if it were alone. Raises what a request failed of."""
+        requests = list(requests)
+        for request in requests:
+            self.add(request)
+        try:
+            while any(not request.finished for request in requests):
+                yield from self.step()
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+        finally:
+            for request in requests:
+                if not request.finished:
+                    self.cancel(request)
+            self.drop_cancelled()
+
+    def _round(self, running: Sequence[Request]) -> list[Round]:
+        """Draft, verify, accept, commit."""
+        started = time.perf_counter()
+        drafts = self.drafter.propose(running)
+        drafted = time.perf_counter()
+        try:
+            logits = self.target.verify(running, drafts)
+            verdicts = [
+                self._accept(rows, draft.token_ids, request)
+                for request, draft, rows in zip(running, drafts, logits, strict=True)
+            ]
+        except Exception as error:  # whatever the target dies of, requests that wait go on
+            return self._fail(running, error)
+        t_verify, span = time.perf_counter() - drafted, self.target.pass_span()
+        times = RoundTimes(started, drafted - started, t_verify, span)
+        rounds = [
+            request.commit(draft, verdict, times)
+            for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
+        ]
+        self.target.rewind(running)
+        self.drafter.observe(rounds)
+        return rounds
+
+    def _prefill(self) -> list[Round]:
+        """Read a chunk of prompts. The first token comes from no draft, and belongs to no round."""
+        room = len(self.waiting)
+        if self.max_batch is not None:
+            room = min(room, self.max_batch - len(self.running) - len(self.reading))
+        self.reading += [self.waiting.popleft() for _ in range(room)]
+        if not self.reading:
+            return []
+        started = time.perf_counter()
+        try:
+            logits = self.target.prefill(self.reading, self.prefill_rows)
+            read = [
+                (request, self._accept(rows, (), request))
+                for request, rows in zip(self.reading, logits, strict=True)
+                if rows is not None
+            ]
+        except Exception as error:
+            return self._fail(self.reading, error)
+        seconds = time.perf_counter() - started
+        self._prefill_s += seconds
+        if not read:
+            return []
+        num_tokens = sum(request.prompt_length for request, _ in read)
+        self.drafter.prefilled(self._prefill_s, num_tokens)
+        self._prefill_s = 0.0
+        times = RoundTimes(started, 0.0, seconds)
+        rounds = [request.commit(NO_DRAFT, verdict, times) for request, verdict in read]
+        self.running += [request for request, _ in read]
+        self.reading = [request for request in self.reading if not request.num_rounds]
+        return rounds
+
+    def _fail(self, requests: Sequence[Request], error: Exception) -> list[Round]:
+        for request in requests:
+            request.error = error
+        return []
+
+    def drop_cancelled(self) -> None:
+        """Let go of cancelled requests; `step` does it first."""
+        while self._cancelled:
+            request = self._cancelled.popleft()
+            if not request.finished:
+                request.finish_reason = "cancelled"
+        if any(request.finished for request in self.waiting):
+            self.waiting = deque(request for request in self.waiting if not request.finished)
+        self._release()
+
+    def _release(self) -> None:
+        """The one place where state under an id ends."""
+        ended = [request for request in (*self.reading, *self.running) if request.finished]
+        if not ended:
+            return
+        self.reading = [request for request in self.reading if not request.finished]
+        self.running = [request for request in self.running if not request.finished]
+        for request in ended:
+            self.drafter.end(request)
+            self.target.end(request)

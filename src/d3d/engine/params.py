@@ -1,0 +1,105 @@
+"""Sampling parameters. Imports no torch, so that `--help` can show them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+GREEDY_TEMPERATURE the choice is the argmax here (lowest id
+   among equals), steps 6 to 8 are skipped and log-probabilities are those at temperature 1
+6. `top_k` keeps the k best logits
+7. `top_p` keeps the smallest set of the best whose share of what is left reaches p
+8. `min_p` keeps what is at least this likely relative to the best
+
+A token that ties with the last one kept by 6, 7 or 8 is kept too, so that no sort order can matter.
+Sampling takes one uniform number per absolute position and inverts the cumulative distribution in
+id order. Counts come from `Request.counts` plus the drafted tokens before the row; nothing here is
+remembered, so a rejected token leaves no trace."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from d3d.engine.round import TokenLogprob
+from d3d.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from d3d.engine.request import Request
+
+GREEDY_TEMPERATURE = 1e-5
+"""At or below this temperature decoding is greedy, in every branch."""
+
+
+class SamplingParams(BaseModel):
+    """How the target's next token is chosen. Unknown names are refused.
+
+    The order in which these act is documented in `d3d.acceptance.sampling`. Bounds keep float32
+    logits finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=0.0, ge=0.0, le=1e4, description="0 is greedy")
+    top_k: int = Field(default=0, ge=0, description="keep the k most likely tokens; 0 keeps all")
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this probability"
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="keep tokens at least this likely relative to the best",
+    )
+    repetition_penalty: float = Field(
+        default=1.0, ge=0.01, le=100.0, description="over prompt and answer"
+    )
+    presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0, description="over the answer")
+    frequency_penalty: float = Field(
+        default=0.0, ge=-100.0, le=100.0, description="over the answer"
+    )
+    logit_bias: dict[int, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
+        default_factory=dict, description="token id to added logit"
+    )
+    min_tokens: int = Field(
+        default=0, ge=0, description="no EOS or stop token before this many answer tokens"
+    )
+    max_tokens: int = Field(default=256, ge=1, description="longest answer in tokens")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="strings that end the answer"
+    )
+    stop_token_ids: tuple[int, ...] = Field(default=(), description="token ids that end the answer")
+    ignore_eos: bool = Field(default=False, description="go on past the model's own end tokens")
+    seed: int | None = Field(
+        default=None, ge=0, description="noise of the sampler; None draws a fresh one"
+    )
+    logprobs: int | None = Field(
+        default=None, ge=0, le=64, description="report this many best alternatives a token"
+    )
+
+    @model_validator(mode="after")
+    def _min_is_within_max(self) -> SamplingParams:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})"
+            )
+        return self
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def uses_counts(self) -> bool:
+        """Whether a penalty needs to know how often each token has occurred."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )

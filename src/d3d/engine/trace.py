@@ -1,0 +1,182 @@
+"""What target and drafter did when, as a Chrome trace (opens in Perfetto): written and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast, get_args
+
+from d3d.engine.clock import Span
+from d3d.engine.metrics import drafter_passes
+from d3d.engine.round import Preparation, Readiness, Round
+from d3d.errors import InvalidRequest
+
+
+def chrome_trace(rounds: Sequence[Round], about: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Events for Perfetto or chrome://tracing: what target and drafter did, from the first round
+    on. about: facts of the run, for whoever reads the file."""
+    passes = drafter_passes(rounds)
+    origin = min(
+        [*(stats.started for stats in rounds), *(start for start, _ in passes)], default=0.0
+    )
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}}
+        for tid, name in ((1, "target"), (2, "drafter"))
+    ]
+    for number, stats in enumerate(rounds):
+        args: dict[str, Any] = {"round": number}
+        args |= {
+            name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")
+        }
+        if stats.looked_up:
+            args["looked_up"] = True
+        if stats.num_slots:
+            args["num_slots"] = stats.num_slots
+        if stats.preparation is not None:
+            args |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
+            if stats.preparation.fitted is not None:
+                args["fitted"] = stats.preparation.fitted
+        waiting = "switch" if args.get("readiness") == "hit" else "draft"
+        events.append(
+            _event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, args)
+        )
+        events.append(_event("verify", 1, stats.verification, origin, args))
+    events += [_event("prepare", 2, span, origin, {}) for span in passes]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about or {}}
+
+
+def _event(name: str, tid: int, span: Span, origin: float, about: dict[str, Any]) -> dict[str, Any]:
+    """A complete event; its times are in microseconds."""
+    start, end = span
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": 1,
+        "tid": tid,
+        "ts": 1e6 * (start - origin),
+        "dur": 1e6 * (end - start),
+        "args": about,
+    }
+
+
+WAITING = ("draft", "switch")
+NAMES = (*WAITING, "verify", "prepare")
+
+
+def read_trace(path: Path) -> list[Round]:
+    """The rounds in their order. A drafter's passes all stand in the first round that has a
+    preparation: a trace does not say in which round they were heard of. Raises InvalidRequest for a
+    file that is missing, damaged, or no trace of d3d."""
+    try:
+        trace = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{path} is no JSON file, or a damaged one ({error}); write it again with `d3d generate --trace`"
+        ) from error
+    return _TraceReader(path).rounds(trace)
+
+
+class _TraceReader:
+    """Knows which file it is that something is wrong with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def rounds(self, trace: Any) -> list[Round]:
+        events = trace.get("traceEvents") if isinstance(trace, dict) else None
+        if not isinstance(events, list):
+            self._refuse("it has no list of `traceEvents`")
+        by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+        for event in events:
+            if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
+                self._refuse("an event is no object with a `ph`")
+            if event["ph"] == "X":
+                self._check(event)
+                by_name[event["name"]].append(event)
+        waits, checks = (
+            self._by_round([*by_name["draft"], *by_name["switch"]]),
+            self._by_round(by_name["verify"]),
+        )
+        if not checks and not waits:
+            raise InvalidRequest(
+                f"{self._path} holds no round: an answer of one token, or no trace of d3d; take a longer answer"
+            )
+        if sorted(checks) != list(range(len(checks))) or waits.keys() != checks.keys():
+            self._refuse("its rounds are not complete")
+        rounds = [self._round(waits[number], checks[number]) for number in range(len(checks))]
+        passes = tuple(sorted(self._span(event) for event in by_name["prepare"]))
+        prepared = next(
+            (number for number, stats in enumerate(rounds) if stats.preparation is not None), None
+        )
+        if passes and prepared is None:
+            self._refuse("it has passes of a drafter, and no round that wanted one")
+        if prepared is not None and (preparation := rounds[prepared].preparation) is not None:
+            rounds[prepared] = rounds[prepared]._replace(
+                preparation=preparation._replace(passes=passes)
+            )
+        return rounds
+
+    def _check(self, event: dict[str, Any]) -> None:
+        if event.get("name") not in NAMES or not isinstance(event.get("args"), dict):
+            self._refuse(f"d3d writes no event {str(event.get('name'))[:40]!r}")
+        for field in ("ts", "dur"):
+            value = event.get(field)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+                or value < 0
+            ):
+                self._refuse(f"an event `{event['name']}` has no `{field}` in microseconds")
+
+    def _by_round(self, events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        for event in events:
+            number = self._count(event, "round")
+            if number in found:
+                self._refuse(f"round {number} is there twice")
+            found[number] = event
+        return found
+
+    def _round(self, wait: dict[str, Any], check: dict[str, Any]) -> Round:
+        started, waited = self._span(wait)
+        readiness, preparation = check["args"].get("readiness"), None
+        if readiness is not None:
+            if readiness not in get_args(Readiness):
+                self._refuse(f"no round is {str(readiness)[:40]!r}")
+            cause = check["args"].get("cause")
+            told = check["args"].get("fitted")
+            fitted = told if isinstance(told, bool) else None
+            preparation = Preparation(
+                cast("Readiness", readiness), None if cause is None else str(cause), fitted=fitted
+            )
+        counts = [
+            self._count(check, name) for name in ("draft_length", "num_accepted", "num_committed")
+        ]
+        looked_up = check["args"].get("looked_up") is True
+        if counts[1] > counts[0]:
+            self._refuse("a round accepted more than was drafted")
+        num_slots = self._count(check, "num_slots") if "num_slots" in check["args"] else 0
+        times = waited - started, check["dur"] / 1e6, started
+        return Round(
+            counts[0], counts[1], counts[2], *times, preparation, None, looked_up, num_slots
+        )
+
+    def _count(self, event: dict[str, Any], name: str) -> int:
+        value = event["args"].get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self._refuse(f"an event `{event['name']}` has no number `{name}`")
+        return value
+
+    @staticmethod
+    def _span(event: dict[str, Any]) -> tuple[float, float]:
+        return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InvalidRequest(
+            f"{self._path} is no trace that d3d wrote, or a damaged one: {why}; `d3d generate --trace` writes one"
+        )

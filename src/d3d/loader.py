@@ -1,0 +1,137 @@
+"""From names to a `Model`: `d3d.load`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from d3d.api import ENGINES, Model
+from d3d.config import preset_config, read_speculative_config, spec_config
+from d3d.errors import InvalidRequest
+from d3d.hub.checkpoint import read_config
+from d3d.hub.loading import drafter_of, resolve_drafter
+from d3d.hub.open_model import open_model
+from d3d.hub.preset_file import PresetFile, is_preset_file, read_preset
+from d3d.hub.presets import PRESETS
+from d3d.hub.ready import ready_apart, ready_drafters
+from d3d.methods.base import MethodConfig, Parts
+from d3d.model.linear import pack_weights
+from d3d.target.native import NativeTarget
+
+
+def preset_of(target: str) -> tuple[PresetFile, MethodConfig] | None:
+    """A preset file, and its method and options; None for a target that is no preset file. Raises
+    InvalidCheckpoint if its options don't fit each other."""
+    if target in PRESETS or not is_preset_file(target) or Path(target).expanduser().is_dir():
+        return None
+    preset = read_preset(target)
+    return preset, preset_config(preset, target)
+
+
+def load(
+    target: str,
+    drafter: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    plain: bool = False,
+    engine: str = "native",
+    quantize: str | None = None,
+    draft_model: str | None = None,
+    speculative_config: Mapping[str, Any] | str | None = None,
+) -> Model:
+    """Load a target and its drafter.
+
+    target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a
+    preset brings its own. plain: load no drafter. device: auto, cpu, cuda or cuda:N. dtype: auto,
+    float32 or bfloat16. engine: what runs the target, d3d's own decoder (native), or transformers
+    for any causal language model that can be rewound: slower, and without fused and async mode.
+    quantize: "int8" rounds the linear weights of both; the target then is another model, to which
+    every method is faithful. draft_model: a causal model that drafts (method draft_model).
+    speculative_config: method and options of requests that do not say, in vLLM's words; its key
+    `model` is the drafter. Raises InvalidCheckpoint or InvalidRequest.
+
+    A preset file says besides how to decode if a request does not, in which dtype if `dtype` is
+    auto, with which weights if `quantize` does not, and with how many threads, which is torch's
+    setting for the whole process."""
+    config = None
+    if speculative_config is not None:
+        choice = read_speculative_config(speculative_config)
+        if choice.drafter is not None:
+            drafter, draft_model = _named_once(drafter, draft_model, choice.drafter, choice.method)
+        if choice.method is not None or choice.options:
+            config = spec_config(choice.method or "serial", choice.options)
+    if engine not in ENGINES:
+        raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+    if plain and drafter is not None:
+        raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
+    preset = preset_of(target)
+    path = None
+    if drafter is not None:
+        path = resolve_drafter(str(drafter))
+    elif not plain:
+        path = drafter_of(target)
+    if path is not None:
+        read_config(path)  # what is no drafter is refused before the target is fetched and read
+    has_own = drafter is None
+    if preset is not None:
+        file, file_config = preset
+        target, dtype = file.target, file.dtype if dtype == "auto" else dtype
+        quantize, config = quantize or file.quantize, config or file_config
+        has_own = has_own and file.drafter is None
+        if file.threads is not None:
+            torch.set_num_threads(file.threads)
+    named = PRESETS.get(target) if has_own else None
+    rows = None if named is None else named.fused_rows
+    if engine == "transformers":
+        parts = _with_transformers(target, path, device=device, dtype=dtype, quantize=quantize)
+    else:
+        parts = _native(target, path, device=device, dtype=dtype, quantize=quantize)
+    parts.preset_rows = rows
+    if draft_model is not None:
+        parts.draft_model = open_model(draft_model, device=device, dtype=dtype, quantize=quantize)
+        pack_weights(parts.draft_model.transformer, quantize=quantize)
+    return Model(parts, preset=config, engine_name=engine)
+
+
+def _named_once(
+    drafter: str | Path | None, draft_model: str | None, name: str, method: str | None
+) -> tuple[str | Path | None, str | None]:
+    """Drafter and draft model, one of them named by `speculative_config`."""
+    given = draft_model if method == "draft_model" else drafter
+    if given is not None and str(given) != name:
+        raise InvalidRequest(
+            f"speculative_config: model: {name} and the drafter {given} are both named"
+        )
+    return (drafter, name) if method == "draft_model" else (name, draft_model)
+
+
+def _native(
+    target: str, drafter: Path | None, *, device: str, dtype: str, quantize: str | None
+) -> Parts:
+    model = open_model(target, device=device, dtype=dtype, quantize=quantize)
+    native = NativeTarget(model.transformer)
+    if drafter is None:
+        pack_weights(model.transformer, quantize=quantize)
+        return Parts(model, native)
+    (drafter_model,) = ready_drafters(model, [drafter])
+    return Parts(model, native, drafter_model, drafter)
+
+
+def _with_transformers(
+    target: str, drafter: Path | None, *, device: str, dtype: str, quantize: str | None
+) -> Parts:
+    """The target as `transformers` runs it; a drafter runs in d3d's own decoder, with weights and a
+    cache of its own."""
+    from d3d.target.transformers import TransformersTarget, open_transformers
+
+    if quantize is not None:
+        raise InvalidRequest(
+            "quantize: only d3d's own engine rounds weights; leave it out, or use the engine native"
+        )
+    model = open_transformers(target, device=device, dtype=dtype)
+    drafter_model = None if drafter is None else ready_apart(model, drafter)
+    return Parts(model, TransformersTarget(model), drafter_model, drafter)

@@ -1,0 +1,79 @@
+"""What this machine's passes cost: measured once per machine, model, dtype and thread count, and kept
+in the cache with what they were measured on (`d3d doctor` shows them)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from d3d.files import Journal
+from d3d.hub.cache import cache_root
+from d3d.machine import processor
+
+if TYPE_CHECKING:
+    from d3d.methods.base import Parts
+
+
+class MachineCosts:
+    """Costs of one target and drafter on this machine."""
+
+    def __init__(self, journal: Journal, key: dict[str, Any]) -> None:
+        self._journal, self._key = journal, key
+        self._known = {
+            name: value
+            for entry in read_costs(journal)
+            if entry.get("measured_on") == key
+            for name, value in entry.items()
+        }
+
+    def get(self, name: str) -> Any:
+        """A cost, None if it is not known."""
+        return self._known.get(name)
+
+    def measured(self, name: str, measure: Callable[[], Any]) -> Any:
+        """A cost, measured now if it is not known."""
+        if name not in self._known:
+            self._known[name] = measure()
+            entry = {name: self._known[name], "date": date.today().isoformat()}
+            with suppress(OSError):  # a cache that can't be written is measured again
+                self._journal.path.parent.mkdir(parents=True, exist_ok=True)
+                self._journal.append(json.dumps(entry | {"measured_on": self._key}))
+        return self._known[name]
+
+
+def machine_costs(parts: Parts) -> MachineCosts:
+    """Those of a target and its drafter."""
+    model = parts.model
+    key = {
+        "processor": processor(),
+        "device": torch.cuda.get_device_name(model.device)
+        if model.device.type == "cuda"
+        else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantize": getattr(model, "quantize", None),
+        "target": model.fingerprint,
+        "drafter": None if parts.drafter is None else parts.drafter_fingerprint,
+    }
+    return MachineCosts(costs_journal(), key)
+
+
+def costs_journal() -> Journal:
+    return Journal(cache_root() / "machine.jsonl", shared=True)
+
+
+def read_costs(journal: Journal) -> list[dict[str, Any]]:
+    """All entries; damaged lines are passed over."""
+    entries = []
+    for _, line in journal.lines():
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                entries.append(entry)
+    return entries

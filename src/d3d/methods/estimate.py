@@ -1,0 +1,51 @@
+"""What the next drafted token will bring, from a prior and from what rounds have shown.
+
+One estimator serves the pause, the rows of a fused pass, copied tokens and the doubt about clean
+rows: a ratio of sums, in which the prior counts for some observations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+@dataclass
+class Estimate:
+    """A running ratio observed / possible."""
+
+    prior: float
+    weight: float
+    """What the prior counts for, in units of `possible`."""
+    decay: float = 0.0
+    """Share of what is known that each observation takes away; 0 forgets nothing."""
+    _observed: float = field(init=False)
+    _possible: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._observed, self._possible = self.prior * self.weight, self.weight
+
+    def add(self, observed: float, possible: float = 1.0) -> None:
+        kept = 1.0 - self.decay
+        self._observed = kept * self._observed + observed
+        self._possible = kept * self._possible + possible
+
+    @property
+    def value(self) -> float:
+        return self._observed / self._possible
+
+
+class Survival:
+    """How often the first 1, 2, ... tokens of a request's drafts are kept."""
+
+    def __init__(self, draft_length: int, prior: float, weight: float) -> None:
+        """prior: acceptance probability of a token, given that those before it are kept."""
+        self._depths = [Estimate(prior ** (depth + 1), weight) for depth in range(draft_length)]
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        for depth in range(num_drafted):
+            self._depths[depth].add(depth < num_accepted)
+
+    @property
+    def shares(self) -> list[float]:
+        """[draft_length], falling."""
+        return list(accumulate((depth.value for depth in self._depths), min))

@@ -1,0 +1,80 @@
+"""Options of serial mode."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from d3d.errors import InvalidRequest
+from d3d.methods.base import (
+    DEFAULT_DRAFT_LENGTH,
+    Built,
+    DraftLength,
+    Facts,
+    Lookup,
+    MethodConfig,
+    Parts,
+    checked_draft_length,
+)
+
+DenoiseSteps = Annotated[
+    int | None,
+    Field(ge=1, description="Drafter passes a block, at most draft_length. Default: 1."),
+]
+DraftConfidence = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=1,
+        description="Cut a draft where its probability of being kept as a whole, by the drafter's "
+        "own figures, falls below this. Default: no cut.",
+    ),
+]
+LeastKept = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        description="Pause drafting while fewer tokens than this are kept on average (every eighth "
+        "round still drafts). 0: never pause.",
+    ),
+]
+
+
+class SerialConfig(MethodConfig):
+    """Draft a block, then verify it."""
+
+    summary: ClassVar[str] = "draft a block, then verify it"
+    method: Literal["serial"] = "serial"
+    draft_length: DraftLength = None
+    num_denoise_steps: DenoiseSteps = None
+    draft_confidence: DraftConfidence = None
+    lookup: Lookup = None
+    least_kept: LeastKept = None
+
+    def resolve(self, facts: Facts) -> SerialConfig:
+        drafter = facts.need_drafter("serial")
+        length = checked_draft_length(self.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
+        steps = self.num_denoise_steps or 1
+        if steps > length:
+            raise InvalidRequest(
+                f"num_denoise_steps: {steps} is not within 1 and the draft length, {length}"
+            )
+        return self.model_copy(update={"draft_length": length, "num_denoise_steps": steps})
+
+    def build(self, parts: Parts) -> Built:
+        from d3d.methods.serial.drafter import BlockDrafter
+
+        chosen = self.resolve(parts.facts)
+        assert parts.drafter is not None
+        drafter = BlockDrafter(
+            parts.drafter,
+            parts.target.vocab_size,
+            draft_length=chosen.draft_length,
+            shared_cache=parts.target.cache_for(parts.drafter),
+            num_denoise_steps=chosen.num_denoise_steps or 1,
+            draft_confidence=chosen.draft_confidence,
+            lookup=chosen.lookup or 0,
+            least_kept=chosen.least_kept or 0.0,
+        )
+        return Built(parts.target, drafter)

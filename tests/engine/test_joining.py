@@ -1,0 +1,261 @@
+"""More requests than fit a batch: those that wait take the places of those that have ended, and
+nobody notices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any
+
+import pytest
+
+from d3d.engine.drafter import Draft, Drafter, Target
+from d3d.hub.tiny import tiny_transformer
+from d3d.methods.draft_model.drafter import DraftModelDrafter
+from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.ngram.drafter import NgramDrafter
+from d3d.methods.serial.drafter import BlockDrafter
+from d3d.target.native import NativeTarget
+from support.doubles import Double, failing, faulty, noisy, oracle
+from support.drafters import every_kind, text, tiny_drafter
+from support.runs import SAMPLING, Run, Watched, make, run_all
+
+LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
+LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)
+WAYS = (
+    "greedy",
+    "temperature",
+    "greedy penalties",
+    "hot",
+    "greedy",
+    "everything",
+    "bias",
+    "greedy",
+    "sampled penalties",
+    "top_p",
+)
+
+
+def ten(target: NativeTarget) -> list[Run]:
+    """Prompts and answers of mixed length; some end with their first token."""
+    return [
+        make(target, text(length, seed=number), **{**SAMPLING[way], "max_tokens": limit})
+        for number, (length, limit, way) in enumerate(zip(LENGTHS, LIMITS, WAYS, strict=True))
+    ]
+
+
+def alone(target: NativeTarget) -> list[Run]:
+    return [run_all(target, None, [one])[0] for one in ten(target)]
+
+
+def ids(runs: list[Run]) -> list[list[int]]:
+    return [one.ids for one in runs]
+
+
+class Compared:
+    """A drafter that checks that a fresh session would have drafted the same."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+
+    @property
+    def block_size(self) -> int:
+        return self.inner.block_size
+
+    def open(self, num_sequences: int, capacity: int) -> ComparedSession:
+        return ComparedSession(self.inner, self.inner.open(num_sequences, capacity), capacity)
+
+
+class ComparedSession:
+    def __init__(self, drafter: Drafter, session: DraftSession, capacity: int) -> None:
+        self.drafter, self.session, self.capacity = drafter, session, capacity
+        self.keep, self.join = session.keep, session.join
+
+    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[Draft]:
+        blocks = self.session.draft(sequences, lengths)
+        assert blocks == self.drafter.open(len(sequences), self.capacity).draft(sequences, lengths)
+        return blocks
+
+
+def own_cache(model: Any, steps: int = 1) -> Drafter:
+    return Compared(BlockDrafter(model, 97, steps))
+
+
+@pytest.fixture(scope="module")
+def small() -> NativeTarget:
+    return NativeTarget(tiny_transformer(seed=1))
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 3, 10, 50])
+def test_plain_answers_are_those_alone(max_batch: int, small: NativeTarget) -> None:
+    together = run_all(small, None, ten(small), 0, max_batch)
+    assert ids(together) == ids(alone(small))
+    assert [one.finish_reason for one in together] == ["length"] * 10
+
+
+@every_kind
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_drafts_and_answers_are_those_alone(
+    kind: dict[str, Any], max_batch: int, small: NativeTarget
+) -> None:
+    model = tiny_drafter(small.model, **kind)
+    expected = ids(alone(small))
+    for drafter in (own_cache(model), own_cache(model, steps=2), BlockDrafter(model, 97)):
+        together = run_all(small, drafter, ten(small), 6, max_batch)
+        assert ids(together) == expected
+        assert not any(one.faults for one in together), "a failed comparison shows as a fault"
+        assert sum(stats.draft_length for one in together for stats in one.rounds) > 200
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 4])
+def test_fused_answers_are_those_alone(max_batch: int, small: NativeTarget) -> None:
+    engine = FusedEngine(small, tiny_drafter(small.model), 4, 12)
+    together = run_all(engine, engine.drafter, ten(small), 4, max_batch)
+    assert ids(together) == ids(alone(small))
+    assert not any(one.faults for one in together)
+    drafted = [stats.draft_length > 0 for one in together for stats in one.rounds]
+    assert sum(drafted) > len(drafted) / 2, (
+        "a request that joins must not cost the others their drafts"
+    )
+
+
+def test_other_drafters_join_too(small: NativeTarget) -> None:
+    expected = alone(small)
+    answers = [one.token_ids for one in expected]
+    drafters: list[Drafter] = [
+        NgramDrafter(),
+        DraftModelDrafter(tiny_transformer(seed=2), 97, 5),
+        DraftModelDrafter(small.model, 97, 5),
+        oracle(5, answers),
+    ]
+    for drafter in drafters:
+        together = run_all(small, drafter, ten(small), 5, 3)
+        assert ids(together) == ids(expected)
+        assert not any(one.faults for one in together)
+    assert all(stats.num_accepted == stats.draft_length for one in together for stats in one.rounds)
+
+
+def test_a_draft_model_drafts_for_those_that_join_what_it_drafts_alone(small: NativeTarget) -> None:
+    together = run_all(
+        small, Compared(DraftModelDrafter(tiny_transformer(seed=2), 97, 5)), ten(small), 5, 3
+    )
+    assert not any(one.faults for one in together)
+
+
+def test_a_batch_is_never_larger_and_those_that_wait_join_at_once(small: NativeTarget) -> None:
+    watched = Watched(small)
+    runs = ten(small)
+    going: set[int] = set()
+    begun = 0
+    for event in decode(watched, None, [one.request for one in runs], max_batch=3):
+        if event.stats is None:
+            begun += 1
+            going.add(event.index)
+        elif begun < 10:
+            assert len(watched.fed[-1]) == 3, "no place stays empty while somebody waits"
+        assert len(going) <= 3
+        if event.finish_reason is not None:
+            going.discard(event.index)
+    assert begun == 10
+
+
+def test_a_prompt_that_joins_is_run_without_the_others(
+    small: NativeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[tuple[int, int]] = []
+    original = small.model.hidden
+
+    def watch(x: Any, *rest: Any) -> Any:
+        passes.append(tuple(x.shape[:2]))
+        return original(x, *rest)
+
+    monkeypatch.setattr(small.model, "hidden", watch)
+    run_all(
+        small,
+        None,
+        [make(small, text(n), max_tokens=limit) for n, limit in ((4, 30), (4, 2), (50, 5))],
+        0,
+        2,
+    )
+    assert passes[0] == (2, 4)
+    assert (1, 50) in passes
+    assert set(passes) == {(2, 4), (2, 1), (1, 50), (1, 1)}
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_a_drafter_catches_up_with_those_that_join_in_chunks(
+    rows: int, small: NativeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_drafter, "CATCH_UP_ROWS", rows)
+    together = run_all(small, own_cache(tiny_drafter(small.model, scope="all")), ten(small), 6, 3)
+    assert ids(together) == ids(alone(small))
+    assert not any(one.faults for one in together)
+
+
+@pytest.mark.parametrize("at_draft", [0, 1, 5])
+def test_after_a_failure_nobody_who_joins_drafts(at_draft: int, small: NativeTarget) -> None:
+    expected = alone(small)
+    drafter = failing(noisy(0.3, 3, 4, [one.token_ids for one in expected], 97), at_draft)
+    together = run_all(small, drafter, ten(small), 4, 3)
+    assert ids(together) == ids(expected)
+    assert all(len(one.faults) <= 1 for one in together)
+    late = together[-1]
+    assert late.faults == [f"the drafter failed: RuntimeError: told to fail in draft {at_draft}"]
+    assert not any(stats.draft_length for stats in late.rounds)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_fault_of_one_ends_its_own_drafting_while_others_come_and_go(
+    beside: bool, small: NativeTarget
+) -> None:
+    """The faulty one keeps its place in the target's batch."""
+    inner = BlockDrafter(tiny_drafter(small.model), 97)
+
+    class Session:
+        def __init__(self, session: DraftSession) -> None:
+            self.session = session
+            self.keep, self.join = session.keep, session.join
+
+        def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[Draft]:
+            blocks = self.session.draft(sequences, lengths)
+            assert blocks == inner.open(len(sequences), 200).draft(sequences, lengths)
+            return [
+                Draft(fault="told so") if s.prompt_length in (3, 60) else b
+                for s, b in zip(sequences, blocks, strict=True)
+            ]
+
+    class Spoiling:
+        block_size = 6
+
+        def open(self, num_sequences: int, capacity: int) -> Session:
+            return Session(inner.open(num_sequences, capacity))
+
+        def open_beside(self, target: Target) -> Session | None:
+            session = inner.open_beside(target)
+            assert session is not None
+            return Session(session) if beside else None
+
+    together = run_all(small, Spoiling(), ten(small), 6, 2)
+    assert ids(together) == ids(alone(small))
+    assert [one.faults for one in together] == [["told so"]] * 2 + [[]] * 8
+    assert sum(stats.draft_length for one in together[2:] for stats in one.rounds) > 200
+
+
+def test_faults_one_after_another(small: NativeTarget) -> None:
+    """Each session begins anew where all that drafted have been faulty."""
+    expected = alone(small)
+    right = oracle(4, [one.token_ids for one in expected])
+    broken = faulty(right, 0)
+
+    def propose(sequence: Sequence, length: int, number: int) -> Draft:
+        return (broken if sequence.prompt_length in (3, 60, 9) else right).propose(
+            sequence, length, number
+        )
+
+    together = run_all(small, Double(4, propose), ten(small), 4, 2)
+    assert ids(together) == ids(expected)
+    assert sum(stats.num_accepted for stats in together[-1].rounds) > 10
+
+
+def test_a_batch_of_nobody_is_refused(small: NativeTarget) -> None:
+    with pytest.raises(ValueError, match="max_batch must be 1 or more, got 0"):
+        run_all(small, None, ten(small), 0, 0)

@@ -1,0 +1,559 @@
+"""Fused mode: answers are plain decoding's own, whatever the slots say, and every number of kept
+tokens finds its group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from d3d.errors import InvalidRequest
+from d3d.hub.tiny import tiny_transformer
+from d3d.methods.fused.engine import LONGEST_COPY, FusedEngine
+from d3d.methods.fused.plan import NEXT_ROUND, RowPlan, plan_rows
+from d3d.methods.fused.rows import BUDGETS, best_rows, expected_tokens
+from d3d.methods.serial.drafter import BlockDrafter
+from d3d.model.drafter import DrafterModel
+from d3d.model.linear import pack_weights
+from d3d.target.native import NativeTarget
+from d3d.train.config import Stage, TrainConfig
+from d3d.train.corpus import Sample
+from d3d.train.trainer import Trainer
+from support.drafters import block_logits, text, tiny_drafter
+from support.runs import SAMPLING, Run, make, run, run_all
+
+Kind = dict[str, Any]
+KINDS: list[Kind] = [
+    {"block_attention": "causal"},
+    {"block_attention": "bidirectional"},
+    {"previous_token_width": 8},
+    {"mask_token_id": 96},
+]
+LEARNING = TrainConfig(
+    steps=120,
+    warmup=5,
+    learning_rate=2e-2,
+    answers_per_step=4,
+    stages=(Stage(share=1.0, block_size=5, anchors=100),),
+    precision="float32",
+)
+every_kind = pytest.mark.parametrize(
+    "kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values()))
+)
+
+
+@pytest.fixture(scope="module")
+def target() -> NativeTarget:
+    return NativeTarget(tiny_transformer(seed=1))
+
+
+def drafter(target: NativeTarget, *, strength: float = 1.0, **kind: Any) -> DrafterModel:
+    model = tiny_drafter(target.model, **kind)
+    if model.previous_token_head is not None:
+        torch.nn.init.normal_(
+            model.previous_token_head.up, std=0.1, generator=torch.Generator().manual_seed(2)
+        )
+    for name, parameter in model.trainable().items():
+        if name.endswith(".up"):
+            parameter.data *= strength
+    return model
+
+
+def fused_engine(
+    target: NativeTarget, model: DrafterModel, rows: int = 12, draft_length: int = 4
+) -> FusedEngine:
+    return FusedEngine(target, model, draft_length, rows)
+
+
+def decode(engine: FusedEngine, runs: list[Run]) -> list[Run]:
+    return run_all(engine, engine.drafter, runs, engine.draft_length)
+
+
+def six(target: NativeTarget, **params: Any) -> list[Run]:
+    return [
+        make(target, text(2 + number, seed=number), max_tokens=5 + 13 * (number * 5 % 6), **params)
+        for number in range(6)
+    ]
+
+
+@every_kind
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("rows", [2, 5, 12])
+def test_ids_equal_plain(kind: Kind, sampling: str, rows: int, target: NativeTarget) -> None:
+    params = SAMPLING[sampling]
+    together = decode(fused_engine(target, drafter(target, **kind), rows), six(target, **params))
+    assert [one.ids for one in together] == [
+        one.ids for one in run_all(target, None, six(target, **params), 0)
+    ]
+    assert not any(one.faults for one in together)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "temperature"])
+def test_thousands_of_rounds_reach_every_number_of_kept_tokens(sampling: str) -> None:
+    target = NativeTarget(tiny_transformer(seed=0))
+    params = SAMPLING[sampling] | {"max_tokens": 230}
+    prompts = [text(6, seed=50 + number) for number in range(4)]
+    plain = [run(target, None, prompt, **params).ids for prompt in prompts]
+    model = drafter(target, strength=0.0, previous_token_width=16)
+    samples = [
+        Sample(prompt, ids[:180], "test", 0.0, 0)
+        for prompt, ids in zip(prompts, plain, strict=True)
+    ]  # the rest is news
+    Trainer(model, samples, LEARNING).run(lambda _: None)
+    kept: list[int] = []
+    for rows in (4, 8, 12):
+        together = decode(
+            fused_engine(target, model.eval(), rows, 3),
+            [make(target, prompt, **params) for prompt in prompts],
+        )
+        assert [one.ids for one in together] == plain
+        kept += [stats.num_accepted for one in together for stats in one.rounds]
+    assert len(kept) > 500
+    assert all(kept.count(number) > 4 for number in range(4)), Counter(kept)
+
+
+def test_clean_rows_are_those_of_a_pass_without_slots_whatever_stands_in_them(
+    target: NativeTarget,
+) -> None:
+    ids = text(20, seed=3)
+    plain = target.open(1, 60)
+    plain.forward([ids[:15]], last_only=True)
+    (expected,) = plain.forward([ids[15:19]])
+    for strength in (0.0, 1.0, 30.0):
+        session = fused_engine(target, drafter(target, strength=strength)).open(1, 60)
+        session.forward([ids[:15]], last_only=True)
+        session.plans = {0: RowPlan(3, (4, 3, 2, 1))}
+        (clean,) = session.forward([ids[15:19]])
+        torch.testing.assert_close(clean, expected, atol=1e-5, rtol=1e-5)
+        assert session.lengths == [19]
+
+
+@every_kind
+def test_each_group_drafts_what_its_slots_would_draft_alone(
+    kind: Kind, target: NativeTarget
+) -> None:
+    model = drafter(target, **kind)
+    ids = text(12, seed=4)
+    session = fused_engine(target, model).open(1, 60)
+    session.forward([ids[:8]], last_only=True)
+    session.plans = {0: RowPlan(3, (4, 0, 2, 5))}
+    session.forward([ids[8:12]])
+    for row, size in enumerate((4, 0, 2, 5)):
+        group = session.groups[0][row]
+        assert len(group.logits) == size
+        if size:
+            expected = block_logits(model, ids[: 9 + row], [-1] * (size + 1))[1:]
+            torch.testing.assert_close(group.logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token(
+    target: NativeTarget,
+) -> None:
+    model = drafter(target)
+    ids = text(12, seed=4)
+    engine = fused_engine(target, model, 16)
+    for num_accepted in range(3):
+        session = engine.open(1, 60)
+        session.forward([ids[:8]], last_only=True)
+        one = sequence(ids[:9])
+        drafts = FusedDrafts(engine, session)
+        assert drafts.draft([one], [6])[0].token_ids == (), "nothing was drafted yet"
+        session.plans = {0: RowPlan(2, (3, 3, 3))}
+        drafts._last = {0: fused.LastPass(8, 2, 2, looked_up=False)}
+        session.forward([ids[8:11]])
+        one.commit([*ids[9 : 9 + num_accepted], 77])
+        session.crop([len(one) - 1])
+        expected = block_logits(model, ids[: 9 + num_accepted], [-1] * 4)[1:].argmax(-1).tolist()
+        block = drafts.draft([one], [6])[0]
+        assert list(block.token_ids) == expected[: len(block.token_ids)]
+        assert block.token_ids
+
+
+def test_a_round_whose_group_was_left_out_goes_on_without_a_draft(target: NativeTarget) -> None:
+    one = decode(fused_engine(target, drafter(target), 2), [make(target, max_tokens=60)])[0]
+    assert one.ids == run(target, max_tokens=60).ids
+    assert any(stats.draft_length == 0 for stats in one.rounds[1:])
+    assert any(stats.draft_length > 0 for stats in one.rounds)
+
+
+def test_slots_that_are_not_finite_cost_speed_and_no_answer(target: NativeTarget) -> None:
+    model = drafter(target)
+    model.set_mask_vector(torch.full_like(model.mask_vector, float("inf")))  # type: ignore[arg-type]
+    together = decode(fused_engine(target, model), six(target))
+    assert [one.ids for one in together] == [
+        one.ids for one in run_all(target, None, six(target), 0)
+    ]
+    assert all(
+        one.faults == ["the drafter's logits are not finite"]
+        for one in together
+        if len(one.rounds) > 2
+    )
+
+
+@pytest.mark.parametrize("lengths", [(1, 40, 40), (40, 1, 40), (1, 1, 1), (2, 1, 30)], ids=str)
+def test_requests_that_end_with_their_first_token_stop_nobody_else(
+    lengths: tuple[int, ...], target: NativeTarget
+) -> None:
+    def requests() -> list[Run]:
+        return [
+            make(target, text(4 + number, seed=number), max_tokens=length)
+            for number, length in enumerate(lengths)
+        ]
+
+    together = decode(fused_engine(target, drafter(target)), requests())
+    assert [one.ids for one in together] == [
+        one.ids for one in run_all(target, None, requests(), 0)
+    ]
+    assert not any(one.faults for one in together)
+    assert all(
+        any(stats.draft_length for stats in one.rounds) for one in together if len(one.ids) > 10
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop_token_ids": (11, 30)},
+        {"min_tokens": 4, "stop_token_ids": (11, 30, 56)},
+        {"logprobs": 3},
+    ],
+    ids=str,
+)
+def test_ends_and_logprobs_in_a_batch_are_plains(
+    params: dict[str, Any], target: NativeTarget
+) -> None:
+    together = decode(
+        fused_engine(target, drafter(target)), six(target, temperature=0.9, seed=4, **params)
+    )
+    plain = run_all(target, None, six(target, temperature=0.9, seed=4, **params), 0)
+    assert [(one.ids, one.finish_reason) for one in together] == [
+        (one.ids, one.finish_reason) for one in plain
+    ]
+    assert len({one.finish_reason for one in plain}) == (1 if "logprobs" in params else 2), (
+        "some ended early"
+    )
+    for one, other in zip(together, plain, strict=True):
+        assert [entry.token_id for entry in one.logprobs] == [
+            entry.token_id for entry in other.logprobs
+        ]
+        assert [entry.logprob for entry in one.logprobs] == pytest.approx(
+            [entry.logprob for entry in other.logprobs], abs=1e-3
+        )
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_other_families_packed(family: str, tied: bool) -> None:
+    engine = NativeTarget(tiny_transformer(family, seed=3, tie_word_embeddings=tied))
+    model = drafter(engine, previous_token_width=8)
+    expected = [one.ids for one in run_all(engine, None, six(engine), 0)]
+    pack_weights(engine.model, model)
+    together = decode(fused_engine(engine, model), six(engine))
+    assert [one.ids for one in together] == expected
+    assert not any(one.faults for one in together)
+
+
+def test_up_to_the_end_of_the_context() -> None:
+    engine = NativeTarget(tiny_transformer(seed=1, max_position_embeddings=40))
+    for prompt_length in (1, 20, 37, 39):
+        prompt = text(prompt_length)
+        fused_run = decode(
+            fused_engine(engine, drafter(engine), 16), [make(engine, prompt, max_tokens=100)]
+        )[0]
+        assert fused_run.ids == run(engine, None, prompt, max_tokens=100).ids
+        assert not fused_run.faults
+
+
+def test_interleaved_answers_in_different_modes_do_not_meet(target: NativeTarget) -> None:
+    model = drafter(target)
+    engine = fused_engine(target, model)
+    ways: list[tuple[Any, Any]] = [
+        (engine, engine.drafter),
+        (target, BlockDrafter(model, 97)),
+        (target, None),
+        (engine, engine.drafter),
+    ]
+    runs = [make(target, text(5, seed=number), max_tokens=40) for number in range(4)]
+    streams = [
+        loop.decode(way[0], way[1], [one.request], 4) for way, one in zip(ways, runs, strict=True)
+    ]
+    while streams:
+        streams = [stream for stream in streams if next(stream, None) is not None]
+    assert [one.ids for one in runs] == [
+        run(target, None, text(5, seed=number), max_tokens=40).ids for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scope": "all"}, "deltas at slots only"),
+        ({"scope": None}, "serial and plain work"),
+        ({"kept_layers": (0,)}, "the target itself"),
+        ({"alignment": "same"}, "alignment next"),
+        ({"block_size": 1}, "blocks of two or more"),
+    ],
+    ids=str,
+)
+def test_other_drafters_are_refused_with_the_modes_that_work(
+    change: Kind, message: str, target: NativeTarget
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        fused_engine(target, tiny_drafter(target.model, **change))
+
+
+def test_a_drafter_of_another_target_is_refused(target: NativeTarget) -> None:
+    with pytest.raises(InvalidRequest, match="the target itself"):
+        fused_engine(target, tiny_drafter(tiny_transformer(seed=2)))
+
+
+def test_rows_stay_within_the_budget(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = fused.fused_layout
+
+    def watch(*arguments: Any) -> Any:
+        layout = original(*arguments)
+        seen.append(layout.width + layout.num_slots)
+        return layout
+
+    monkeypatch.setattr(fused, "fused_layout", watch)
+    (one,) = decode(fused_engine(target, drafter(target), 9, 5), [make(target, max_tokens=100)])
+    assert max(seen) == 9
+    told = [
+        1 + event.stats.draft_length + event.stats.num_slots
+        for event in one.events
+        if event.stats and event.stats.num_slots
+    ]
+    assert told == seen
+
+
+def test_no_slot_is_hung_where_nothing_can_follow(target: NativeTarget) -> None:
+    engine = fused_engine(target, drafter(target))
+    session = engine.open(1, 40)
+    session.forward([text(5)], last_only=True)
+    FusedDrafts(engine, session).draft([sequence(text(6))], [1])
+    assert session.plans == {0: RowPlan(0, (0,))}
+
+
+# Which rows
+
+
+def test_all_rows_are_spent_on_what_promises_most() -> None:
+    plan = plan_rows([0.9, 0.5, 0.1], [0.7, 0.4, 0.2], 10, 50)
+    assert 1 + plan.num_drafted + sum(plan.groups) == 10
+    assert plan.num_drafted == 2
+    assert len(plan.groups) == 3
+    assert plan.groups[1] >= plan.groups[0], "that both are kept, or one, is likelier than none"
+
+
+@pytest.mark.parametrize("price", [0.0, 0.06, 0.3])
+@pytest.mark.parametrize("rows", range(2, 40))
+def test_no_plan_is_better_than_the_one_found(rows: int, price: float) -> None:
+    confidences, survival = [0.8, 0.6, 0.5], [0.7, 0.5, 0.2]
+    plan = plan_rows(confidences, survival, rows, 50, price)
+    assert 1 + plan.num_drafted + sum(plan.groups) <= rows
+    assert _promise(plan, confidences, survival, price) == pytest.approx(
+        _best(confidences, survival, rows, price)
+    )
+
+
+def _promise(plan: RowPlan, confidences: list[float], survival: list[float], price: float) -> float:
+    reached, total = 1.0, -price * (plan.num_drafted + sum(plan.groups))
+    for row, size in enumerate(plan.groups):
+        stops = reached * (1 - confidences[row]) if row < plan.num_drafted else reached
+        total += NEXT_ROUND * stops * sum(survival[:size])
+        if row < plan.num_drafted:
+            reached *= confidences[row]
+            total += reached
+    return total
+
+
+def _best(confidences: list[float], survival: list[float], rows: int, price: float) -> float:
+    best = 0.0
+    for num_drafted in range(min(3, rows - 1) + 1):
+        plans = [RowPlan(num_drafted, ())]
+        for _ in range(num_drafted + 1):
+            plans = [
+                RowPlan(num_drafted, (*plan.groups, size)) for plan in plans for size in range(4)
+            ]
+        fitting = [plan for plan in plans if 1 + num_drafted + sum(plan.groups) <= rows]
+        best = max(best, *(_promise(plan, confidences, survival, price) for plan in fitting))
+    return best
+
+
+def test_a_row_that_promises_less_than_its_price_is_left_out() -> None:
+    assert plan_rows([0.9, 0.02], [0.7, 0.4, 0.05], 40, 50, 0.06) == RowPlan(1, (0, 2))
+    assert plan_rows([], [0.09], 40, 50, 0.06) == RowPlan(0, (0,))
+
+
+def test_where_rows_cost_something_a_hopeless_drafter_is_asked_now_and_then_only(
+    target: NativeTarget,
+) -> None:
+    hopeless = fused_engine(target, drafter(target), 12, 4)
+    runs = [
+        decode(replace(hopeless, row_price=price), [make(target, max_tokens=150)])
+        for price in (0.0, 0.05)
+    ]
+    assert runs[0][0].ids == runs[1][0].ids
+    free, priced = (
+        [event.stats.draft_length > 0 for event in one[0].events if event.stats] for one in runs
+    )
+    assert sum(priced[-60:]) < 0.5 * sum(free[-60:])
+    assert any(priced[-60:])
+
+
+def test_rows_have_their_price_on_a_cpu(target: NativeTarget) -> None:
+    chosen = decoding(
+        "fused",
+        target,
+        BlockDrafter(drafter(target), 97),
+        ModeOptions(rows=7, lookup=3),
+        lambda: 12,
+        _no_async,
+    ).target
+    assert isinstance(chosen, FusedEngine)
+    assert (chosen.rows, chosen.lookup, chosen.row_price) == (7, 3, row_price(torch.device("cpu")))
+    assert row_price(torch.device("cpu")) > row_price(torch.device("meta")) == 0
+
+
+def _no_async(_: Any) -> Any:
+    raise AssertionError("fused mode opens no worker")
+
+
+def test_near_the_end_nothing_is_drafted_that_could_not_be_used() -> None:
+    assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 1) == RowPlan(1, (0, 0))
+    assert plan_rows([0.9, 0.9], [0.7, 0.5], 12, 3) == RowPlan(2, (2, 1, 0))
+
+
+def test_drafted_tokens_go_before_slots_of_equal_chance() -> None:
+    for rows in (3, 5, 8):
+        assert plan_rows([0.5] * 4, [0.65, 0.42, 0.27, 0.18], rows, 50).num_drafted >= 1
+
+
+# The budget
+
+
+def test_more_rows_bring_more_tokens() -> None:
+    tokens = [expected_tokens(rows, 6) for rows in BUDGETS]
+    assert tokens == sorted(tokens)
+    assert 1.2 < tokens[0] < tokens[-1] < 3.0
+
+
+def test_the_budget_of_least_time_per_token_is_found(
+    target: NativeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = drafter(target)
+    most = max(BUDGETS, key=lambda rows: expected_tokens(rows, 5, row_price(torch.device("cpu"))))
+    for seconds_a_row, best in ((1e-9, most), (100.0, BUDGETS[0])):
+        monkeypatch.setattr(
+            "d3d.drafting.fused_budget.pass_seconds",
+            lambda *given, cost=seconds_a_row: 1.0 + cost * given[3],
+        )
+        assert best_rows(target, model, 5) == best
+
+
+@pytest.mark.parametrize("context", [6, 10, 33, 34])
+def test_a_short_context_has_a_budget_too(context: int) -> None:
+    engine = NativeTarget(tiny_transformer(seed=1, max_position_embeddings=context))
+    assert best_rows(engine, drafter(engine), 5) in BUDGETS
+
+
+def test_an_endless_budget_takes_no_endless_room(target: NativeTarget) -> None:
+    one = decode(fused_engine(target, drafter(target), 10**9, 3), [make(target, max_tokens=30)])[0]
+    assert one.ids == run(target, max_tokens=30).ids
+
+
+@pytest.mark.parametrize("draft_length", [4, LONGEST_COPY])
+def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(
+    draft_length: int,
+) -> None:
+    repeating = NativeTarget(tiny_transformer(seed=1, scale=0.3))
+    by_slots = 0
+    for params in SAMPLING.values():
+        plain = [make(repeating, text(6, seed) * 4, max_tokens=40, **params) for seed in range(3)]
+        wanted = [one.ids for one in run_all(repeating, None, plain)]
+        engine = FusedEngine(
+            repeating,
+            drafter(repeating),
+            draft_length,
+            12,
+            lookup=2,
+            row_price=row_price(torch.device("cpu")),
+        )
+        runs = decode(
+            engine,
+            [make(repeating, text(6, seed) * 4, max_tokens=40, **params) for seed in range(3)],
+        )
+        assert [one.ids for one in runs] == wanted
+        rounds = [stats for one in runs for stats in one.rounds]
+        assert any(stats.looked_up and stats.draft_length for stats in rounds)
+        by_slots += sum(stats.draft_length > 0 and not stats.looked_up for stats in rounds)
+    assert by_slots
+    without = decode(
+        FusedEngine(repeating, drafter(repeating), 4, 12),
+        [make(repeating, text(6) * 4, max_tokens=40)],
+    )
+    assert not any(stats.looked_up for stats in without[0].rounds)
+
+
+def test_a_draft_of_slots_goes_on_with_copies_and_no_longer_than_drafts_may_be(
+    target: NativeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeating = NativeTarget(tiny_transformer(seed=1, scale=0.3))
+    prompt = text(6) * 4
+    whole = [*prompt, *run(repeating, prompt=prompt, max_tokens=60).ids]
+
+    def right(self: FusedDrafts, group: fused.Group, sequence: Sequence) -> Offer:
+        tokens = tuple(whole[len(sequence) :][: len(group.states)])
+        return Offer(tokens, (0.9,) * len(tokens))
+
+    monkeypatch.setattr(FusedDrafts, "_choose", right)
+    monkeypatch.setattr(LookedUp, "offer", lambda self, token_ids: Offer((), (), looked_up=True))
+    options = ModeOptions(rows=40, lookup=2)
+    chosen = decoding(
+        "fused", repeating, BlockDrafter(drafter(repeating), 97), options, lambda: 12, _no_async
+    )
+    assert isinstance(chosen.target, FusedEngine)
+    assert chosen.draft_length == LONGEST_COPY > chosen.target.longest_group == 5
+    (one,) = decode(chosen.target, [make(repeating, prompt, max_tokens=60)])
+    assert [*prompt, *one.ids] == whole
+    assert max(stats.num_accepted for stats in one.rounds) > chosen.target.longest_group, (
+        "with slots alone it could not be"
+    )
+    (shorter,) = decode(
+        replace(chosen.target, draft_length=3), [make(repeating, prompt, max_tokens=60)]
+    )
+    assert max(stats.draft_length for stats in shorter.rounds) == 3
+
+
+def test_copies_behind_a_draft_are_believed_as_far_as_they_were_kept() -> None:
+    looked_up = LookedUp(2, 5)
+    known, drafted = [1, 2, 3, 9, 4, 5, 1], Offer((2, 3), (0.9, 0.8))
+    gone_on = looked_up.gone_on(known, drafted)
+    assert gone_on == ((2, 3, 9, 4, 5), (0.9, 0.8, *[pytest.approx(0.75)] * 3), False)
+    assert looked_up.gone_on(known, Offer((7, 8), (0.9, 0.8))) == ((7, 8), (0.9, 0.8), False)
+    assert looked_up.gone_on(known, Offer((), ())) == Offer((), ())
+    assert looked_up.gone_on(known, Offer((2, 3, 9, 4, 6), (0.9,) * 5)).tokens == (2, 3, 9, 4, 6)
+    looked_up.add_gone_on(2, 5, 2)  # the first of three was not kept
+    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(3 / 5)
+    looked_up.add_gone_on(2, 5, 5)
+    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(6 / 8)
+    looked_up.add_gone_on(2, 5, 1)  # none of them was looked at
+    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(6 / 8)
+
+
+def test_what_a_text_offers_is_believed_as_far_as_it_was_kept() -> None:
+    looked_up = LookedUp(2, 3)
+    offer = looked_up.offer([1, 2, 3, 9, 1, 2])
+    assert offer.tokens == (3, 9, 1)
+    assert offer.confidences == pytest.approx((0.65, 0.65, 0.65))
+    assert offer.promise(3) == pytest.approx(0.65 + 0.65**2 + 0.65**3)
+    assert offer.promise(1) == pytest.approx(0.65)
+    assert looked_up.offer([1, 2, 3, 9, 1, 2, 7]).promise(3) == 0
+    for _ in range(50):
+        looked_up.survival.add(3, 1)
+    assert looked_up.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[0] > 0.9
+    assert looked_up.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[1] < 0.1
