@@ -163,7 +163,7 @@ def _rounds(
 
 
 def _traces(path: Path) -> list[Trace]:
-    from d3d.lab.bench.traces import traces_of
+    from d3d.lab.bench.results import traces_of
     from d3d.lab.plan.trace import read_trace
 
     return traces_of(path) if path.is_dir() else [read_trace(path)]

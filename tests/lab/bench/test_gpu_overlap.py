@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_overlap.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu_overlap.py"
 
 
 @pytest.fixture

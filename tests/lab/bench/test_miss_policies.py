@@ -20,7 +20,7 @@ from d3d.train.corpus import Sample
 from d3d.train.outcome_replay import replay_outcomes
 from support.tiny_model import write_tiny_drafter
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "miss_policies.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "miss_policies.py"
 LENGTH, BUDGETS = 4, (1, 8)
 
 

@@ -3,101 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from d3d.lab.prune.curve import Choice, Depth, Timing, modelled_ms
-from d3d.lab.report.plots import COLOURS, encoded, new_figure
+from d3d.lab.report.plots import COLOURS, encoded, new_figure, tidy
+from d3d.lab.report.tables import markdown_lines, number, tabulate
 
 SIZE = (8.0, 4.2)
+MODES: tuple[Literal["serial", "async"], ...] = ("serial", "async")
 
 
 def curve_table(curve: list[Depth], timings: Mapping[int, Timing], choice: Choice) -> str:
-    """Markdown."""
-    head = [
-        "layers",
-        "removed",
-        "acceptance length",
-        "of full depth",
-        "draft ms",
-        "verify ms",
-        "serial ms/token, modelled",
-    ]
-    head += ["async ms/token, modelled", "serial ms/token, measured", "plain ms/token, measured"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for depth in curve:
+    """Markdown; cells of depths that were not timed are blank."""
+    chosen = choice.depth.layers
+
+    def timed(depth: Depth) -> list[str]:
         timing = timings.get(depth.layers)
-        mark = " (chosen)" if depth is choice.depth or depth == choice.depth else ""
-        cells = [
-            f"{depth.layers}{mark}",
-            "" if depth.removed is None else str(depth.removed),
-            f"{depth.judged:.3f}",
-        ]
-        cells.append(f"{100 * depth.judged / curve[0].judged:.1f} %")
         if timing is None:
-            cells += [""] * 6
-        else:
-            modelled = [modelled_ms(depth, timing, "serial"), modelled_ms(depth, timing, "async")]
-            cells += [
-                f"{value:.2f}" for value in (timing.t_draft_ms, timing.t_verify_ms, *modelled)
-            ]
-            cells += [
-                "" if value is None else f"{value:.2f}"
-                for value in (timing.measured_serial_ms, timing.measured_plain_ms)
-            ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nChosen: {choice.depth.layers} layers, {choice.reason}.\n"
+            return [""] * 6
+        values = (
+            timing.t_draft_ms,
+            timing.t_verify_ms,
+            *(modelled_ms(depth, timing, mode) for mode in MODES),
+            timing.measured_serial_ms,
+            timing.measured_plain_ms,
+        )
+        return [number(value) or "" for value in values]
+
+    cells = {depth.layers: timed(depth) for depth in curve}
+    table = tabulate(
+        "Pruning curve",
+        curve,
+        {
+            "layers": lambda depth: f"{depth.layers}{' (chosen)' * (depth.layers == chosen)}",
+            "removed": lambda depth: "" if depth.removed is None else depth.removed,
+            "acceptance length": lambda depth: number(depth.judged, 3),
+            "of full depth": lambda depth: f"{100 * depth.judged / curve[0].judged:.1f} %",
+            "draft ms": lambda depth: cells[depth.layers][0],
+            "verify ms": lambda depth: cells[depth.layers][1],
+            "serial ms/token, modelled": lambda depth: cells[depth.layers][2],
+            "async ms/token, modelled": lambda depth: cells[depth.layers][3],
+            "serial ms/token, measured": lambda depth: cells[depth.layers][4],
+            "plain ms/token, measured": lambda depth: cells[depth.layers][5],
+        },
+    )
+    return "\n".join(markdown_lines(table)) + f"\n\nChosen: {chosen} layers, {choice.reason}.\n"
 
 
 def curve_picture(curve: list[Depth], timings: Mapping[int, Timing], choice: Choice) -> str:
-    """SVG: acceptance length against layers, and milliseconds a token beside it where depths were
+    """SVG: acceptance length against layers, and milliseconds per token of the depths that were
     timed. Raises MissingExtra."""
     figure = new_figure(SIZE, "take --no-pictures")
     timed = [depth for depth in curve if depth.layers in timings]
     panels: Any = figure.subplots(1, 2 if timed else 1, squeeze=False)[0]
-    panels[0].plot(
-        [d.layers for d in curve],
-        [d.judged for d in curve],
-        marker="o",
-        color=COLOURS[0],
-        label="answers that judge",
-    )
-    choosing = [d.acceptance_length for d in curve]
-    panels[0].plot(
-        [d.layers for d in curve],
-        choosing,
-        linestyle="--",
-        color=COLOURS[6],
-        label="answers that choose",
-    )
+    for name, values, style in (
+        ("judge", [depth.judged for depth in curve], {"marker": "o", "color": COLOURS[0]}),
+        (
+            "choose",
+            [depth.acceptance_length for depth in curve],
+            {"linestyle": "--", "color": COLOURS[6]},
+        ),
+    ):
+        layers = [depth.layers for depth in curve]
+        panels[0].plot(layers, values, label=f"answers that {name}", **style)
     panels[0].set_ylabel("acceptance length")
     if timed:
-        layers = [depth.layers for depth in timed]
-        for number, mode in enumerate(("serial", "async")):
-            values = [
-                modelled_ms(depth, timings[depth.layers], "serial" if mode == "serial" else "async")
-                for depth in timed
-            ]
-            panels[1].plot(
-                layers, values, marker="o", color=COLOURS[number + 1], label=f"{mode}, modelled"
-            )
-        measured = [(d.layers, timings[d.layers].measured_serial_ms) for d in timed]
-        points = [(n, value) for n, value in measured if value is not None]
-        if points:
-            panels[1].plot(
-                *zip(*points, strict=True),
-                marker="s",
-                linestyle=":",
-                color=COLOURS[7],
-                label="serial, measured",
-            )
-        panels[1].set_ylabel("milliseconds a token")
+        _draw_times(panels[1], [(depth, timings[depth.layers]) for depth in timed])
     for panel in panels:
         panel.axvline(choice.depth.layers, color="black", linewidth=0.8)
         panel.invert_xaxis()
         panel.set_xlabel("layers of a draft (line: chosen)")
         panel.set_ylim(bottom=0)
         panel.locator_params(axis="x", integer=True)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(alpha=0.3)
+        tidy(panel)
         panel.legend(frameon=False)
     return encoded(figure, "svg").decode("utf-8")
+
+
+def _draw_times(panel: Any, timed: list[tuple[Depth, Timing]]) -> None:
+    layers = [depth.layers for depth, _ in timed]
+    for mode, colour in zip(MODES, COLOURS[1:3], strict=True):
+        values = [modelled_ms(depth, timing, mode) for depth, timing in timed]
+        panel.plot(layers, values, marker="o", color=colour, label=f"{mode}, modelled")
+    points = [
+        (depth.layers, timing.measured_serial_ms)
+        for depth, timing in timed
+        if timing.measured_serial_ms is not None
+    ]
+    if points:
+        style = {"marker": "s", "linestyle": ":", "color": COLOURS[7]}
+        panel.plot(*zip(*points, strict=True), label="serial, measured", **style)
+    panel.set_ylabel("milliseconds a token")
