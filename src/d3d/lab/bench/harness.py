@@ -18,11 +18,12 @@ from d3d.api import Model
 from d3d.errors import InvalidRequest
 from d3d.files import alone_in
 from d3d.lab.bench import results
-from d3d.lab.bench.answers import PLAIN, Question, Sampling, Setting
+from d3d.lab.bench.answers import PLAIN, Question, Sampling, Setting, TimedAnswer
 from d3d.lab.bench.lossless import identity
 from d3d.lab.bench.methods import Method, settings_for
 from d3d.lab.bench.prompt_sets import BenchPrompt, PromptSet
-from d3d.lab.bench.rows import ROWS_FILE, Measurement, Row, RowKey, append_rows, read_rows
+from d3d.lab.bench.rows import ROWS_FILE, Row, RowKey, answer_fields, append_rows, read_rows
+from d3d.lab.bench.scorers import score
 from d3d.machine import PeakMemory, processor
 
 WARM_UP_TOKENS = 8
@@ -140,13 +141,13 @@ class Benchmark:
     def _measure(
         self, chosen: MethodSetting, part: TurnBatch, rows: dict[RowKey, Row]
     ) -> list[Row]:
-        questions = [
-            self._question(
-                prompt.conversation(
-                    [rows[_key(PLAIN, part.plain, prompt, turn)].text for turn in range(part.turn)]
-                )
-            )
+        said = [
+            [rows[_key(PLAIN, part.plain, prompt, turn)].text for turn in range(part.turn)]
             for prompt in part.prompts
+        ]
+        questions = [
+            self._question(prompt.conversation(answers))
+            for prompt, answers in zip(part.prompts, said, strict=True)
         ]
         self._warm_up(chosen, len(questions))
         memory = PeakMemory(self._model.target.device)
@@ -154,23 +155,35 @@ class Benchmark:
         peak = memory.bytes()
         found = []
         for prompt, question, answer in zip(part.prompts, questions, answers, strict=True):
-            compared = None
-            if chosen.method.name != PLAIN:
-                plain = rows[_key(PLAIN, part.plain, prompt, part.turn)]
-                sampling = self._plan.sampling
-                compared = identity(self._model, question, answer, plain, chosen.setting, sampling)
-            measurement = Measurement(
-                chosen.method.name,
-                chosen.setting,
-                prompt,
-                part.turn,
-                question,
-                answer,
-                peak,
-                len(questions),
-            )
-            found.append(measurement.row(compared, run_code=self._plan.run_code))
+            key = _key(chosen.method.name, chosen.setting, prompt, part.turn)
+            plain = rows.get(_key(PLAIN, part.plain, prompt, part.turn))
+            found.append(self._row(key, prompt, question, answer, plain, peak, len(questions)))
         return found
+
+    def _row(
+        self,
+        key: RowKey,
+        prompt: BenchPrompt,
+        question: Question,
+        answer: TimedAnswer,
+        plain: Row | None,
+        peak: int,
+        batch_size: int,
+    ) -> Row:
+        sampling, is_last = self._plan.sampling, key.turn == prompt.num_turns - 1
+        compared = right = None
+        if key.method != PLAIN and plain is not None:
+            compared = identity(self._model, question, answer, plain, key.setting, sampling)
+        if is_last:  # the reference belongs to the last turn
+            right = score(answer.text, prompt.reference, run_code=self._plan.run_code)
+        return Row(
+            **key._asdict(),
+            prompt_tokens=len(question.token_ids),
+            identity=compared,
+            peak_memory_bytes=peak,
+            score=right,
+            **answer_fields(answer, batch_size),
+        )
 
     def _question(self, messages: list[dict[str, str]]) -> Question:
         return Question(self._model.encode(messages, thinking=self._plan.thinking), messages)

@@ -39,7 +39,6 @@ class Speed:
     """Speed of a group's answers; times in seconds."""
 
     answers: int
-    prompt_tokens: int
     completion_tokens: int
     tokens_per_s: float
     """All answer tokens / all their time, prompts included."""
@@ -120,7 +119,6 @@ def speed(rows: Sequence[Row]) -> Speed:
     further_s, further = further_time(rows)
     return Speed(
         answers=len(rows),
-        prompt_tokens=sum(row.prompt_tokens for row in rows),
         completion_tokens=tokens,
         tokens_per_s=ratio(tokens, sum(row.timing.batch_s / row.timing.batch_size for row in rows)),
         ttft_s=ratio(sum(row.timing.ttft_s for row in rows), len(rows)),

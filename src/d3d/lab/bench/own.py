@@ -68,12 +68,13 @@ def _mode(name: str) -> Callable[[Model, MethodOptions], OwnMethod]:
         preset = model.options(name, ModeOptions())._asdict()
         if chosen := {key: value for key, value in preset.items() if value is not None}:
             about["options"] = chosen
+
+        def at(length: int | None) -> Decoding:
+            return model.decoding(name, ModeOptions(draft_length=length))
+
         # async mode's drafter is built for one draft length, so it does not tell the longest
-        is_async = name == "async" and model.drafter is not None
-        longest = model.drafter.block_size if is_async and model.drafter else None
-        return OwnMethod(
-            lambda length: model.decoding(name, ModeOptions(draft_length=length)), about, longest
-        )
+        longest = model.drafter.block_size if name == "async" and model.drafter else None
+        return OwnMethod(at, about, longest)
 
     return make
 

@@ -50,10 +50,8 @@ class BenchPrompt:
         """Messages up to the turn that follows these answers."""
         messages = list(self.messages)
         for answer, said in zip(answers, self.later, strict=False):
-            messages += [
-                {"role": "assistant", "content": answer},
-                {"role": "user", "content": said},
-            ]
+            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "user", "content": said})
         return messages
 
 
@@ -70,64 +68,47 @@ SetReader = Callable[[dict[str, Any], int], SetRow | None]
 """Parses (row, its index); None if the row is not part of the set."""
 
 
-def _user(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
+def _single(prompt_id: object, text: str, **reference: Any) -> SetRow:
+    """A prompt of one turn."""
+    return SetRow(str(prompt_id), [{"role": "user", "content": text}], (), reference)
 
 
 def _gsm8k(row: dict[str, Any], place: int) -> SetRow:
-    reference = {"kind": "number", "answer": row["answer"].split("####")[-1].strip()}
-    return SetRow(
-        str(place), _user(apply_format(FORMATS["boxed"], row["question"])), reference=reference
-    )
+    answer = row["answer"].split("####")[-1].strip()
+    text = apply_format(FORMATS["boxed"], row["question"])
+    return _single(place, text, kind="number", answer=answer)
 
 
 def _math500(row: dict[str, Any], place: int) -> SetRow:
-    reference = {"kind": "math", "answer": str(row["answer"])}
-    return SetRow(
-        str(row.get("unique_id", place)),
-        _user(apply_format(FORMATS["boxed"], row["problem"])),
-        reference=reference,
-    )
+    text = apply_format(FORMATS["boxed"], row["problem"])
+    return _single(row.get("unique_id", place), text, kind="math", answer=str(row["answer"]))
 
 
 def _aime25(row: dict[str, Any], place: int) -> SetRow:
     text = row.get("prompt") or row["problem"]
     asked = text if "\\boxed" in text else apply_format(FORMATS["boxed"], text)
-    return SetRow(
-        str(place), _user(asked), reference={"kind": "number", "answer": str(row["answer"])}
-    )
+    return _single(place, asked, kind="number", answer=str(row["answer"]))
 
 
-def _humaneval(row: dict[str, Any], place: int) -> SetRow:  # noqa: ARG001 - its rows name themselves
-    reference = {"kind": "humaneval"} | {
-        name: row[name] for name in ("prompt", "test", "entry_point")
-    }
-    return SetRow(
-        row["task_id"], _user(apply_format(FORMATS["code"], row["prompt"])), reference=reference
-    )
+def _humaneval(row: dict[str, Any], _: int) -> SetRow:
+    text = apply_format(FORMATS["code"], row["prompt"])
+    parts = {name: row[name] for name in ("prompt", "test", "entry_point")}
+    return _single(row["task_id"], text, kind="humaneval", **parts)
 
 
-def _mbpp(row: dict[str, Any], place: int) -> SetRow | None:  # noqa: ARG001 - its rows name themselves
+def _mbpp(row: dict[str, Any], _: int) -> SetRow | None:
     if int(row["task_id"]) not in MBPP_TEST:
         return None
-    text = MBPP_FORMAT.format(
-        text=row.get("text") or row["prompt"], tests="\n".join(row["test_list"])
-    )
+    tests = list(row["test_list"])
+    text = MBPP_FORMAT.format(text=row.get("text") or row["prompt"], tests="\n".join(tests))
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
-    return SetRow(
-        str(row["task_id"]),
-        _user(text),
-        reference={"kind": "mbpp", "tests": list(row["test_list"]), "setup": setup},
-    )
+    return _single(row["task_id"], text, kind="mbpp", tests=tests, setup=setup)
 
 
 def _turns(row: dict[str, Any], place: int) -> SetRow:
-    turns = row.get("turns") or row["prompt"]
-    return SetRow(
-        str(row.get("question_id") or row.get("prompt_id") or place),
-        _user(turns[0]),
-        tuple(turns[1:]),
-    )
+    first, *later = row.get("turns") or row["prompt"]
+    prompt_id = row.get("question_id") or row.get("prompt_id") or place
+    return _single(prompt_id, first)._replace(later=tuple(later), reference=None)
 
 
 def _own(row: dict[str, Any], place: int) -> SetRow:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
@@ -15,9 +14,7 @@ from d3d.engine import metrics
 from d3d.engine.round import Round
 from d3d.errors import InvalidRequest, first_problem
 from d3d.files import Journal
-from d3d.lab.bench.answers import Question, Setting, TimedAnswer
-from d3d.lab.bench.prompt_sets import BenchPrompt
-from d3d.lab.bench.scorers import score
+from d3d.lab.bench.answers import Setting, TimedAnswer
 
 ROWS_FILE = "results.jsonl"
 DIGITS = 6
@@ -148,45 +145,20 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     Journal(path).append(*(json.dumps(record, ensure_ascii=False) for record in records))
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """An answer and the question that it belongs to."""
-
-    method: str
-    setting: Setting
-    prompt: BenchPrompt
-    turn: int
-    question: Question
-    answer: TimedAnswer
-    peak_memory_bytes: int
-    batch_size: int
-    """Questions answered together: fewer than the setting's batch at the end of a set."""
-
-    def row(self, identity: Identity | None, *, run_code: bool = False) -> Row:
-        """Only the answer to the last turn is scored: the reference belongs to it."""
-        answer, prompt = self.answer, self.prompt
-        is_last = self.turn == prompt.num_turns - 1
-        ids = answer.token_ids
-        return Row(
-            method=self.method,
-            set_name=prompt.set_name,
-            prompt_id=prompt.prompt_id,
-            turn=self.turn,
-            setting=self.setting,
-            prompt_tokens=len(self.question.token_ids),
-            completion_tokens=answer.num_tokens,
-            finish_reason=answer.finish_reason,
-            timing=_timing(answer, self.batch_size),
-            acceptance=None if answer.rounds is None else acceptance_of(answer.rounds),
-            identity=identity,
-            peak_memory_bytes=self.peak_memory_bytes,
-            repeats=ends_in_a_loop(answer.text.split() if ids is None else ids),
-            score=score(answer.text, prompt.reference, run_code=run_code) if is_last else None,
-            warnings=list(answer.warnings),
-            text=answer.text,
-            token_ids=None if ids is None else list(ids),
-            modelled=answer.modelled,
-        )
+def answer_fields(answer: TimedAnswer, batch_size: int) -> dict[str, Any]:
+    """Fields of a row that hold an answer. batch_size: questions that were answered together."""
+    ids = answer.token_ids
+    return {
+        "completion_tokens": answer.num_tokens,
+        "finish_reason": answer.finish_reason,
+        "timing": _timing(answer, batch_size),
+        "acceptance": None if answer.rounds is None else acceptance_of(answer.rounds),
+        "repeats": ends_in_a_loop(answer.text.split() if ids is None else ids),
+        "warnings": list(answer.warnings),
+        "text": answer.text,
+        "token_ids": None if ids is None else list(ids),
+        "modelled": answer.modelled,
+    }
 
 
 def _timing(answer: TimedAnswer, batch_size: int) -> RowTiming:

@@ -11,26 +11,13 @@ from d3d.lab.bench.metrics import SpeedUp, score_counts
 from d3d.lab.bench.results import BenchRun
 from d3d.lab.bench.rows import Row
 from d3d.lab.report.figures import GroupFigures
-from d3d.lab.report.tables import (
-    Cell,
-    Table,
-    gibibytes,
-    milliseconds,
-    number,
-    percent,
-    tabulate,
-)
+from d3d.lab.report.tables import Cell, Table, gibibytes, milliseconds, number, percent, tabulate
 
 T = TypeVar("T")
 Figures = Sequence[GroupFigures]
 
+MACHINE = ("processor", "cores", "threads", "gpus", "load_at_start")
 COLUMNS = ("set", "method", "max tokens", "batch")
-
-
-def names_of(figures: GroupFigures) -> tuple[Cell, ...]:
-    """Cells under COLUMNS."""
-    group = figures.group
-    return group.set_name, group.label, group.setting.max_tokens, group.setting.batch
 
 
 def group_table(
@@ -40,12 +27,13 @@ def group_table(
     note: str,
 ) -> Table:
     """A row for each group with its part, None left out."""
-    rows = tuple(
-        (*names_of(figures), *(cell(part) for cell in columns.values()))
-        for figures, part in parts
-        if part is not None
-    )
-    return Table(title, (*COLUMNS, *columns), rows, note)
+    rows = []
+    for figures, part in parts:
+        if part is not None:
+            group = figures.group
+            names = group.set_name, group.label, group.setting.max_tokens, group.setting.batch
+            rows.append((*names, *(cell(part) for cell in columns.values())))
+    return Table(title, (*COLUMNS, *columns), tuple(rows), note)
 
 
 def ratio_text(ratio: SpeedUp | None) -> str | None:
@@ -214,39 +202,27 @@ def provenance_tables(run: BenchRun) -> tuple[Table, ...]:
     methods: dict[str, Any] = {}
     for session in known["sessions"]:
         methods |= session["methods"]
-    machine = ("processor", "cores", "threads", "gpus", "load_at_start")
-    sets = ("title", "asked", "available")
+    sessions = [
+        (
+            session["date"],
+            " ".join(session["command"]),
+            _text(session["versions"]),
+            _text({name: session["machine"][name] for name in MACHINE}),
+        )
+        for session in known["sessions"]
+    ]
+    sets = [
+        (name, about["title"], about["asked"], about["available"], about["sha256"][:12])
+        for name, about in known["sets"].items()
+    ]
+    fixed = [(name, _text(value)) for name, value in known["fixed"].items()]
+    described = [(name, _text(about)) for name, about in methods.items()]
+    runs = ("date", "command", "versions", "machine")
     return (
-        tabulate(
-            "Settings",
-            known["fixed"].items(),
-            {"setting": lambda item: item[0], "value": lambda item: _text(item[1])},
-        ),
-        Table(
-            "Sets",
-            ("set", "title", "asked", "has", "sha256"),
-            tuple(
-                (name, *(about[part] for part in sets), about["sha256"][:12])
-                for name, about in known["sets"].items()
-            ),
-        ),
-        tabulate(
-            "Methods",
-            methods.items(),
-            {"method": lambda item: item[0], "what it is": lambda item: _text(item[1])},
-        ),
-        tabulate(
-            "Runs of the command",
-            known["sessions"],
-            {
-                "date": lambda session: session["date"],
-                "command": lambda session: " ".join(session["command"]),
-                "versions": lambda session: _text(session["versions"]),
-                "machine": lambda session: _text(
-                    {name: session["machine"][name] for name in machine}
-                ),
-            },
-        ),
+        Table("Settings", ("setting", "value"), tuple(fixed)),
+        Table("Sets", ("set", "title", "asked", "has", "sha256"), tuple(sets)),
+        Table("Methods", ("method", "what it is"), tuple(described)),
+        Table("Runs of the command", runs, tuple(sessions)),
     )
 
 
