@@ -16,7 +16,7 @@ from d3d.lab.report.figures import GroupFigures, figures_of
 from d3d.lab.report.run_pictures import pictures
 from d3d.lab.report.tables import Section, Table, number, percent, tabulate
 
-UNSUSPICIOUS = "The program has noticed nothing that would make these figures doubtful."
+UNSUSPICIOUS = "No reason was found to doubt these figures."
 
 
 def report(run: BenchRun, *, with_pictures: bool = True) -> list[Section]:
@@ -62,21 +62,21 @@ def warnings(run: BenchRun) -> Iterator[str]:
     """Reasons to doubt the figures."""
     fixed, sessions = run.provenance["fixed"], run.provenance["sessions"]
     if run.machine_was_busy:
-        yield "The machine was at work when the run began: times are not to be trusted."
+        yield "The machine was at work when the run began: do not trust its times."
     if len(sessions) > 1:
         yield (
-            f"The command was run {len(sessions)} times into these results; between them the "
-            "machine may have changed."
+            f"These results come from {len(sessions)} runs of the command; the machine may have "
+            "changed between them."
         )
     if fixed["ignore_eos"]:
         yield (
-            "Answers went on past their natural end (--ignore-eos): acceptance behind it says "
+            "Answers went on past their natural end (--ignore-eos): acceptance after it says "
             "nothing about real use."
         )
     if fixed["dtype"] != "float32":
         yield (
-            f"Computed in {fixed['dtype']}: checking several tokens in one pass rounds otherwise, "
-            "so near-ties may fall either way."
+            f"Computed in {fixed['dtype']}: a pass over several tokens rounds differently, so "
+            "near-ties may fall either way."
         )
     for figures in figures_of(run.groups):
         for text in _group_warnings(figures):
@@ -90,8 +90,8 @@ def _group_warnings(figures: GroupFigures) -> Iterator[str]:
         yield f"{loops} of {len(rows)} answers end in a loop; speed on such text means nothing."
     if counts is not None and counts.other and figures.method not in PEERS:
         yield (
-            f"{counts.other} answers are not plain decoding's, and rounding does not explain it: "
-            "a mistake in the program."
+            f"{counts.other} answers differ from plain decoding's, and rounding does not explain "
+            "it: a mistake in the program."
         )
     if figures.rounds is not None and not figures.rounds.rounds:
         yield "not one round was run, so nothing was drafted."
@@ -116,8 +116,8 @@ def comparison(a: BenchRun, b: BenchRun) -> list[Section]:
         "A and B",
         [(pair[0], pair) for pair in pairs],
         columns,
-        "B over A: how many times as fast B is, by seconds per token after the first, over "
-        "whatever prompts each has answered.",
+        "B over A: how many times as fast B is, by seconds per token after the first, each over "
+        "the prompts that it has answered.",
     )
     only = [(a.name, group) for group in found[0] if group not in found[1]]
     only += [(b.name, group) for group in found[1] if group not in found[0]]

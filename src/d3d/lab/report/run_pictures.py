@@ -106,8 +106,7 @@ def _round_times(found: list[GroupFigures]) -> Picture | None:
         "Where the time of a round goes",
         ("method", "draft ms", "verify ms", "rest ms"),
         tuple((label, *map(number, parts)) for label, parts in times.items()),
-        "Means. Rest: what is neither draft nor verification, such as accepting, text and the loop "
-        "itself.",
+        "Means. Rest: neither draft nor verification, such as acceptance, text and the loop.",
     )
     columns = dict(zip(("draft", "verify", "rest"), zip(*times.values(), strict=True), strict=True))
     return Picture("round_times", stacked_bars(list(times), columns, "milliseconds a round"), table)
@@ -144,8 +143,7 @@ def _output(found: list[GroupFigures], order: list[str]) -> Picture | None:
         "Speed against output length",
         ("method", "answer tokens", "tokens", "ms a token"),
         data,
-        "Milliseconds a token of the deliveries that came when so many tokens of the answer were "
-        "there.",
+        "Milliseconds a token of deliveries that came after so many answer tokens.",
     )
     svg = lines(curves, "answer tokens before", "milliseconds a token", order)
     return Picture("output", svg, table)

@@ -79,9 +79,8 @@ def speed_table(found: Figures) -> Table:
             "peak GiB": lambda speed: gibibytes(speed.peak_memory_bytes),
         },
         "tokens/s: all answer tokens over all their time, prompts included. tpot: time per token "
-        "after the first, ratio of totals. itl: gaps between deliveries; a round's tokens come "
-        "together. Peak memory on a CPU is the whole process's, with every model that is open in "
-        "it.",
+        "after the first, ratio of totals. itl: gaps between deliveries; a round's tokens arrive "
+        "together. Peak memory on a CPU is that of the whole process, with all its models.",
     )
 
 
@@ -96,9 +95,9 @@ def speed_up_table(found: Figures) -> Table:
             "best plain peer": lambda figures: figures.peer[0] if figures.peer else None,
             "over that peer": lambda figures: ratio_text(figures.over_peer),
         },
-        "How many times as fast, by seconds per token after the first: ratio of totals, with the "
-        "95 % interval that drawing the prompts anew gives. Plain is our own engine without a "
-        "drafter; a peer's plain decoding may be faster, and then that is what counts.",
+        "How many times as fast, by seconds per token after the first: ratio of totals, with a "
+        "95 % bootstrap interval over prompts. Plain is our own engine without a drafter; if a "
+        "peer's plain decoding is faster, compare with that.",
     )
 
 
@@ -127,11 +126,11 @@ def acceptance_table(found: Figures) -> Table:
             "verify ms": lambda rounds: milliseconds(rounds.t_verify_s),
             "hit rate": lambda rounds: percent(rounds.hit_rate),
         },
-        "Acceptance length: tokens committed by rounds over rounds, the target's own token of each "
-        "round included; macro: mean of the answers' own. Accepted: drafted tokens kept a round, "
-        "without that one. Rate: kept over really drafted tokens. Draft and verify: share of the "
-        "time from first to last token, and mean of a round; in async mode draft is what nothing "
-        "hides, and hit rate the share of wanted successors that were ready.",
+        "Acceptance length: tokens committed per round, bonus token included; macro: mean of the "
+        "answers' own. Accepted: drafted tokens kept per round. Rate: share of drafted tokens that "
+        "were kept. Draft and verify: share of the time from first to last token, and mean per "
+        "round; in async mode, draft is the exposed draft time. Hit rate: share of wanted "
+        "successors that were ready.",
     )
 
 
@@ -147,9 +146,8 @@ def identity_table(found: Figures) -> Table:
             "by": lambda counts: counts.by,
             "end in a loop": lambda counts: counts.repeats,
         },
-        "Against plain decoding of the same prompt. Rounding: the first difference lies where the "
-        "target was undecided. Other is a mistake for methods of ours; peers that compute "
-        "otherwise may differ anywhere.",
+        "Compared with plain decoding of the same prompt. Rounding: the first difference is a "
+        "near-tie. Other: a bug in our own methods; expected of peers whose arithmetic differs.",
     )
 
 
@@ -190,8 +188,8 @@ def score_tables(found: Figures) -> tuple[Table, ...]:
             "right": lambda scores: scores[0],
             "share": lambda scores: percent(scores[0] / scores[1]),
         },
-        "Simple graders, not the sets' official ones; answers that were cut at the most tokens "
-        "count as wrong.",
+        "Simple graders, not the sets' official ones; answers cut off at the longest length count "
+        "as wrong.",
     )
     return (table,) if table.rows else ()
 
