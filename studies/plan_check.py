@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d3d.errors import InvalidRequest
-from d3d.lab.bench.traces import traces_of
+from d3d.lab.bench.results import traces_of
 from d3d.lab.plan.plan import Scenario
 from d3d.lab.plan.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.lab.plan.sources import CostSource

@@ -146,7 +146,7 @@ def _of_histogram(counts: str) -> Trace:
 
 def _of_file(path: Path | None) -> Trace:
     from d3d.errors import InvalidRequest
-    from d3d.lab.bench.traces import traces_of
+    from d3d.lab.bench.results import traces_of
     from d3d.lab.plan.trace import read_trace
 
     assert path is not None
