@@ -6,34 +6,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-GREEDY_TEMPERATURE the choice is the argmax here (lowest id
-   among equals), steps 6 to 8 are skipped and log-probabilities are those at temperature 1
-6. `top_k` keeps the k best logits
-7. `top_p` keeps the smallest set of the best whose share of what is left reaches p
-8. `min_p` keeps what is at least this likely relative to the best
-
-A token that ties with the last one kept by 6, 7 or 8 is kept too, so that no sort order can matter.
-Sampling takes one uniform number per absolute position and inverts the cumulative distribution in
-id order. Counts come from `Request.counts` plus the drafted tokens before the row; nothing here is
-remembered, so a rejected token leaves no trace."""
-
-from __future__ import annotations
-
-import math
-import secrets
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
-
-from d3d.engine.round import TokenLogprob
-from d3d.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from d3d.engine.request import Request
-
 GREEDY_TEMPERATURE = 1e-5
 """At or below this temperature decoding is greedy, in every branch."""
 

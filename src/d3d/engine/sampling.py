@@ -11,7 +11,36 @@ plain decoding would treat it there. The order in which the parameters act:
 3. `logit_bias` is added
 4. `min_tokens`: while the answer is shorter, stop token ids, and EOS unless `ignore_eos`, become
    impossible
-5. `temperature` divides. At or below _MASK = (1 << 64) - 1
+5. `temperature` divides. At or below GREEDY_TEMPERATURE the choice is the argmax here (lowest id
+   among equals), steps 6 to 8 are skipped and log-probabilities are those at temperature 1
+6. `top_k` keeps the k best logits
+7. `top_p` keeps the smallest set of the best whose share of what is left reaches p
+8. `min_p` keeps what is at least this likely relative to the best
+
+A token that ties with the last one kept by 6, 7 or 8 is kept too, so that no sort order can matter.
+Sampling takes one uniform number per absolute position and inverts the cumulative distribution in
+id order. Counts come from `Request.counts` plus the drafted tokens before the row; nothing here is
+remembered, so a rejected token leaves no trace."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from d3d.engine.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
+from d3d.engine.params import SamplingParams as SamplingParams
+from d3d.engine.round import TokenLogprob
+from d3d.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from d3d.engine.request import Request
+
+_MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
