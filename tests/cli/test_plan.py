@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from d3d.decoding.modes import DEFAULT_OUTCOMES
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from support.command import d3d
 
 H100 = ("--datasheet", "h100")

@@ -46,9 +46,9 @@ class Formula:
         if setup.mode == "plain":
             return 10 * slow
         base = {"serial": 5.0, "fused": 8.0, "async": 12.0}[setup.mode]
-        length = setup.options.draft_length or 5
-        confidence = setup.options.draft_confidence
-        steps = setup.options.num_denoise_steps or 1
+        length = setup.given.get("draft_length") or 5
+        confidence = setup.given.get("draft_confidence")
+        steps = setup.given.get("num_denoise_steps") or 1
         cut = 0.8 if confidence is None else abs(confidence - 0.1)
         return slow * (base + 0.4 * abs(length - 6) + cut + 2 * (steps - 1))
 

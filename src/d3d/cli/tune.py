@@ -88,7 +88,7 @@ def tune(
     from d3d.cli.console import meter, note
     from d3d.cli.interrupt import deferred_interrupt
     from d3d.cli.tables import print_table
-    from d3d.core.types import SamplingParams
+    from d3d.engine.params import SamplingParams
     from d3d.lab.tune.prompts import tuning_prompts
     from d3d.lab.tune.search import require_optuna
     from d3d.lab.tune.tune import TunePlan, open_models, space_of

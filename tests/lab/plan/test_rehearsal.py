@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from d3d.api import load
+from d3d import load
 from d3d.engine.round import Preparation, Round
 from d3d.lab.bench.answers import Delivery, MethodOptions, Sampling, TimedAnswer
 from d3d.lab.bench.methods import make_methods

@@ -45,13 +45,13 @@ def test_it_finds_what_is_fast(tmp_path: Path) -> None:
         assert search.run(Formula(), quiet, never)
         best = search.best()
         setup = best[0].setup
-        assert (setup.mode, setup.threads, setup.options.num_denoise_steps) == ("serial", 4, 1)
+        assert (setup.mode, setup.threads, setup.given.get("num_denoise_steps")) == ("serial", 4, 1)
         assert best[0].score == pytest.approx(Formula().ms_per_token(setup) / 15), (
             "of plain decoding with two threads"
         )
         assert [trial.score for trial in best] == sorted(trial.score for trial in best)
         assert best[0].score < 0.8 * Formula().ms_per_token(search.default) / 15
-        found.append((setup.options.draft_length or 0, best[0].score))
+        found.append((setup.given.get("draft_length") or 0, best[0].score))
     length, score = min(found, key=lambda one: one[1])
     assert 5 <= length <= 7
     assert score < 0.37, "the best there is has 0.333"
@@ -73,7 +73,7 @@ def test_trials_of_before_lookup_and_pauses_could_be_chosen_count_as_without(
     again = Search(journal(tmp_path), plan(6)).best()
     assert again
     assert all(
-        trial.setup.options.lookup is None and trial.setup.options.least_kept is None
+        trial.setup.given.get("lookup") is None and trial.setup.given.get("least_kept") is None
         for trial in again
     )
 
@@ -82,7 +82,7 @@ def test_it_begins_with_what_is_done_by_default(tmp_path: Path) -> None:
     formula = Formula()
     search = Search(journal(tmp_path), plan(len(starting_points(SPACE, 2))))
     search.run(formula, quiet, never)
-    assert search.default == Setup("serial", OWN, 2, search.default.options)
+    assert search.default == Setup(search.default.config, OWN, 2)
     assert search.default.given == {"draft_length": 5, "num_denoise_steps": 1}
     own = list(dict.fromkeys(key for key, _ in formula.asked if "plain" not in key))
     assert own[0] == search.default.key
@@ -212,18 +212,16 @@ def test_a_drafter_is_asked_for_no_more_than_it_can(tmp_path: Path) -> None:
     short = [setup for setup in seen if setup.drafter == "short"]
     assert short
     assert {setup.mode for setup in short} <= {"serial", "async"}, "it has no fused mode"
-    assert max(setup.options.draft_length or 0 for setup in short) <= 4
+    assert max(setup.given.get("draft_length") or 0 for setup in short) <= 4
     assert all(
-        (setup.options.num_denoise_steps or 1) <= (setup.options.draft_length or 1)
+        (setup.given.get("num_denoise_steps") or 1) <= (setup.given.get("draft_length") or 1)
         for setup in short
     )
-    assert max(setup.options.draft_length or 0 for setup in seen if setup.mode == "fused") <= 15
-    unlimited = [
-        setup.options
-        for setup in seen
-        if setup.mode == "fused" and setup.options.draft_length is None
-    ]
-    assert all(options.lookup for options in unlimited), (
+    assert (
+        max(setup.given.get("draft_length") or 0 for setup in seen if setup.mode == "fused") <= 15
+    )
+    unlimited = [given for given in fused if "draft_length" not in given]
+    assert all(options["lookup"] for options in unlimited), (
         "copies may be longer than what slots can draft, and nothing else"
     )
     assert unlimited
@@ -240,5 +238,5 @@ def test_without_optuna_the_line_that_installs_it_is_told(
 def test_a_setup_reads_well() -> None:
     space = Space(("serial",), (DrafterFacts("runs/best", 8),), (1, 2))
     assert space.ways == ["serial runs/best"]
-    assert str(Setup("plain", threads=2)) == "plain, 2 threads"
+    assert str(Setup(threads=2)) == "plain, 2 threads"
     assert space.way("serial runs/best") == ("serial", DrafterFacts("runs/best", 8))

@@ -16,8 +16,9 @@ from d3d.lab.tune.confirm import Confirmation, finalists, with_plain
 from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.prompts import grouped, split
 from d3d.lab.tune.search import Trial
-from d3d.lab.tune.setups import OWN, ModeOptions, Setup
+from d3d.lab.tune.setups import OWN, Setup
 from d3d.lab.tune.tune import PRESET, open_models, placements, space_of
+from d3d.methods.serial.config import SerialConfig
 from d3d.model.int8 import quantizations
 from support.command import Outcome, d3d
 from support.tiny_model import write_tiny_drafter
@@ -52,7 +53,8 @@ def quiet(_done: int, _text: str) -> None:
 
 
 def serial(length: int, confidence: float | None = None, threads: int | None = 2) -> Setup:
-    return Setup("serial", OWN, threads, ModeOptions(length, 1, draft_confidence=confidence))
+    config = SerialConfig(draft_length=length, num_denoise_steps=1, draft_confidence=confidence)
+    return Setup(config, OWN, threads)
 
 
 def test_finalists_are_the_best_with_both_kinds_of_draft_length_and_the_default() -> None:
@@ -309,7 +311,7 @@ def test_what_a_preset_file_says_of_threads_is_left_out(
     }
     write_preset(tmp_path / "old.yaml", PresetFile(**fields))
     (model,) = open_models(str(tmp_path / "old.yaml"), [], device="cpu", dtype="auto").values()
-    assert model.choices is None
+    assert model.preset is None
     assert torch.get_num_threads() == before
 
 
@@ -334,7 +336,7 @@ def test_drafters_share_the_target(tiny_target: Path, tiny_drafter: Path, tmp_pa
         str(tiny_target), [str(tiny_drafter), str(shallow)], device="cpu", dtype="float32"
     )
     one, other = models.values()
-    assert one.engine is other.engine
+    assert one.parts.target is other.parts.target
     assert one.drafter_fingerprint != other.drafter_fingerprint
     space = space_of(models, ("serial", "fused", "async"), (1,))
     assert [facts[1:] for facts in space.drafters] == [(6, 5), (3, 0)], (

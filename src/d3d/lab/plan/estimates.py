@@ -8,11 +8,12 @@ import math
 import random
 from collections.abc import Sequence
 
-from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH
-from d3d.drafting.fused_plan import Survival, plan_rows
 from d3d.engine.metrics import ratio
 from d3d.lab.plan.costs import interpolate
 from d3d.lab.plan.trace import Recall, Trace, TracedRound, bare_round
+from d3d.methods.estimate import Survival
+from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH
+from d3d.methods.fused.plan import PRIOR_KEPT, PRIOR_ROUNDS, plan_rows
 
 
 def recall_of(recall: Recall, num_accepted: int, guesses: int) -> float:
@@ -77,7 +78,7 @@ def fused_rounds(trace: Trace, rows: int) -> list[TracedRound]:
     chances = _chances(trace)
     rng = random.Random(0)
     rounds: list[TracedRound] = []
-    survival = Survival(len(chances))
+    survival = Survival(len(chances), PRIOR_KEPT, PRIOR_ROUNDS)
     size, left = 0, sum(record.num_committed for record in trace.records)
     context = trace.rounds[0].context
     while left > 0:

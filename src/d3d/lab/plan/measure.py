@@ -15,8 +15,6 @@ from typing import Any
 import torch
 
 from d3d.api import Model
-from d3d.decoding.modes import DEFAULT_OUTCOMES
-from d3d.drafting.fused_budget import BUDGETS
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.files import Journal
@@ -25,7 +23,9 @@ from d3d.lab.plan.probes import Probes, TimedPass, can_fuse, native
 from d3d.lab.plan.profile import MemoryUse, ModelFacts, Profile, ProfileRun, point
 from d3d.lab.plan.roofline import DecoderShape
 from d3d.machine import PeakMemory, machine, processor, versions
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.placement import PLACEMENTS, check_placement, default_placement
+from d3d.methods.fused.rows import BUDGETS
 from d3d.model.from_target import clean_rows_are_of
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -156,9 +156,7 @@ class Measurement:
         passes = list(grid_passes(model, self.grid))
         threads = self.grid.threads or (torch.get_num_threads(),)
         samples = Samples(self._samples_path, self._settings(model, placement))
-        longest = max(each.draft_length or each.size for each in passes if each.kind != "fused")
-        most = (self.grid.repeats + 1) * len(threads)
-        probes = Probes(model, placement, max(self.grid.outcomes), longest, most)
+        probes = Probes(model, placement, max(self.grid.outcomes))
         memory, before = PeakMemory(model.target.device), torch.get_num_threads()
         work = list(_order(passes, threads, self.grid.repeats))
         warm: set[tuple[int, TimedPass]] = set()
@@ -198,10 +196,10 @@ class Measurement:
 
     def _settings(self, model: Model, placement: str) -> dict[str, Any]:
         """What all samples of one file have in common."""
-        drafter = model.drafter
+        drafter = model.parts.drafter
         return {
             "target": model.target.fingerprint,
-            "drafter": drafter and weights_fingerprint(drafter.model.trainable()),
+            "drafter": drafter and weights_fingerprint(drafter.trainable()),
             "device": model.device_name,
             "placement": placement,
             "outcomes": max(self.grid.outcomes),
@@ -223,16 +221,16 @@ def _order(
 
 def grid_passes(model: Model, grid: Grid) -> Iterator[TimedPass]:
     """Raises InvalidRequest for contexts and drafts that are too long for the model."""
-    block = model.drafter.block_size if model.drafter is not None else 1
+    block = model.parts.drafter.config.block_size if model.parts.drafter is not None else 1
     lengths = grid.draft_lengths or tuple(size for size in SIZES if size <= block)
     longest = max(lengths)
-    if model.drafter is not None and longest > block:
+    if model.parts.drafter is not None and longest > block:
         raise InvalidRequest(f"draft length: {longest} is above the drafter's block size, {block}")
-    room = model.engine.max_length - longest - max(BUDGETS) - (grid.repeats + 2) * 8
+    room = model.parts.target.max_length - longest - max(BUDGETS) - (grid.repeats + 2) * 8
     if max(grid.contexts) > room:
         raise InvalidRequest(
             f"context: {max(grid.contexts)} leaves no room for passes in "
-            f"{model.engine.max_length} tokens; at most {room}"
+            f"{model.parts.target.max_length} tokens; at most {room}"
         )
     for context in grid.contexts:
         for rows in sorted({1, *(length + 1 for length in lengths)}):
@@ -241,7 +239,7 @@ def grid_passes(model: Model, grid: Grid) -> Iterator[TimedPass]:
             for rows in BUDGETS:
                 yield TimedPass("fused", rows, 0, context)
     yield TimedPass("rest", 0, 0, grid.contexts[0])
-    if model.drafter is not None:
+    if model.parts.drafter is not None:
         yield from _drafter_passes(grid, lengths)
 
 
@@ -268,15 +266,16 @@ def _facts(model: Model) -> tuple[ModelFacts, ModelFacts | None]:
         fingerprint=model.target.fingerprint,
         num_layers=config.num_layers,
         layer_share=_layer_share(DecoderShape.of("target", config)),
-        fused_rows=model.preset.fused_rows if model.preset is not None else None,
+        fused_rows=model.parts.preset_rows,
     )
-    if model.drafter is None:
+    if model.parts.drafter is None:
         return target, None
-    drafter = model.drafter.model
+    drafter = model.parts.drafter
     num_layers = len(drafter.config.kept_layers) - len(drafter.config.skipped)
     shape = DecoderShape.of("drafter", drafter.transformer.config, num_layers)
+    path = model.parts.drafter_path
     return target, ModelFacts(
-        name="its own drafter" if model.drafter_path is None else model.drafter_path.name,
+        name="its own drafter" if path is None else path.name,
         fingerprint=weights_fingerprint(drafter.trainable()),
         num_layers=num_layers,
         layer_share=_layer_share(shape, drafter.config.draft_vocabulary),
@@ -296,8 +295,8 @@ def _memory(model: Model, peak: int) -> MemoryUse:
     shape = DecoderShape.of("target", config)
     weights = shape.read_parameters + (0 if config.tied else shape.head_parameters)
     drafter_weights = drafter_cache = 0
-    if model.drafter is not None:
-        drafter = model.drafter.model
+    if model.parts.drafter is not None:
+        drafter = model.parts.drafter
         shared = set(map(id, target.transformer.parameters()))
         drafter_weights = sum(
             parameter.numel() * parameter.element_size()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from d3d.decoding.modes import DEFAULT_OUTCOMES, MOST_OUTCOMES
-from d3d.drafting.fused_budget import BUDGETS as ROW_BUDGETS
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.costs import APART, Contention, Costs, ThinnedDraft
 from d3d.lab.plan.estimates import fused_rounds, hit_rates
 from d3d.lab.plan.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.lab.plan.trace import Trace
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.outcomes import MOST_OUTCOMES
+from d3d.methods.fused.rows import BUDGETS as ROW_BUDGETS
 
 LEAST_GAIN = 0.01
 """Changes that gain less are not advised."""

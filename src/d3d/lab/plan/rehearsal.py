@@ -6,87 +6,83 @@ timed alone. `overlapped` then models the overlap, as if the drafter had a devic
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from d3d.core.protocols import PreparingSession
-from d3d.core.sequence import Sequence
-from d3d.core.types import DraftBlock, Outcome, Preparation, Readiness, RoundStats
-from d3d.drafting.packed_pass import PackedDrafter
-from d3d.lab.plan.simulate import RoundTimes, RoundWork, pipeline
-
-Span = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class RehearsedDrafter:
-    """Drafts for one sequence at a time."""
-
-    drafter: PackedDrafter
-    draft_length: int
-    outcomes: int
-
-    @property
-    def block_size(self) -> int:
-        return self.drafter.block_size
-
-    def open(self, num_sequences: int, capacity: int) -> RehearsedSession:
-        if num_sequences != 1:
-            raise ValueError(f"a rehearsal is of one sequence, not of {num_sequences}")
-        return RehearsedSession(self, self.drafter.open(capacity, self.outcomes))
+from d3d.engine.clock import Span
+from d3d.engine.drafter import NO_DRAFT, Draft, Drafter
+from d3d.engine.request import Request
+from d3d.engine.round import Preparation, Readiness, Round
+from d3d.lab.plan.simulate import ModelledTimes, RoundWork, pipeline
+from d3d.methods.async_.outcomes import Outcome
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 
 
-class RehearsedSession:
-    """A block's `preparation` tells whether it had been prepared, and when this round's drafter
-    passes ran: the draft after a miss, if any, then the preparation of the next blocks, if any."""
+@dataclass
+class _Rehearsed:
+    """A request's state."""
 
-    def __init__(self, drafter: RehearsedDrafter, session: PreparingSession) -> None:
-        self._drafter = drafter
-        self._session = session
-        self._prepared: dict[Outcome, DraftBlock] | None = None
-        self._text_length = 0
+    session: PackedSession
+    prepared: dict[Outcome, Draft] | None = None
+    text_length: int = 0
+    """Committed tokens when they were prepared."""
 
-    def keep(self, rows: list[int]) -> None:
-        """There is one row, and it stays."""
+    def successor(self, text: list[int]) -> tuple[Draft | None, Readiness]:
+        if self.prepared is None:
+            return None, "unprepared"
+        new = text[self.text_length :]
+        draft = self.prepared.get(Outcome(len(new) - 1, new[-1]))
+        return draft, "miss" if draft is None else "hit"
 
-    def join(self, count: int) -> None:
-        raise ValueError(f"{count} sequences can't join: a rehearsal is of one")
 
-    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[DraftBlock]:
-        (sequence,), (length,) = sequences, lengths
+class RehearsedDrafter(Drafter):
+    """A draft's `preparation` tells whether it had been prepared, and when this round's drafter
+    passes ran: the draft after a miss, if any, then the preparation of the next drafts, if any."""
+
+    def __init__(self, drafter: PackedDrafter, draft_length: int, outcomes: int) -> None:
+        self.max_draft_length = draft_length
+        self._drafter, self._outcomes = drafter, outcomes
+        self._requests: dict[int, _Rehearsed] = {}
+
+    def propose(self, requests: Sequence[Request]) -> list[Draft]:
+        return [self._propose(request) for request in requests]
+
+    def _propose(self, request: Request) -> Draft:
+        text, length = request.token_ids, request.draft_room(self.max_draft_length)
         if length < 1:
-            return [DraftBlock()]
-        text = sequence.token_ids
-        block, readiness = self._successor(text)
+            return NO_DRAFT
+        if request.id not in self._requests:
+            self._requests[request.id] = _Rehearsed(self._drafter.open(self._outcomes))
+        state = self._requests[request.id]
+        draft, readiness = state.successor(text)
         passes: list[Span] = []
-        if block is None:
+        if draft is None:
             started = time.perf_counter()
-            block = self._session.draft(text, length)
+            draft = state.session.draft(text, length)
             passes.append((started, time.perf_counter()))
-        tokens = block.token_ids[:length]
-        self._text_length, self._prepared = len(text), None
-        answer_goes_on = length > 1 or length == self._drafter.draft_length
-        if block.fault is None and answer_goes_on:
+        tokens = draft.token_ids[:length]
+        state.text_length, state.prepared = len(text), None
+        if draft.fault is None and (length > 1 or length == self.max_draft_length):
             started = time.perf_counter()
-            outcomes = self._session.likely_outcomes(text, tokens, self._drafter.outcomes)
-            self._prepared = (
-                self._session.prepare(text, tokens, outcomes, length) if outcomes else {}
-            )
+            outcomes = state.session.likely_outcomes(text, tokens, self._outcomes)
+            state.prepared = {}
+            if outcomes:
+                state.prepared = state.session.prepare(text, tokens, outcomes, length)
             passes.append((started, time.perf_counter()))
         preparation = Preparation(readiness, None, tuple(passes), fitted=readiness == "hit")
-        return [block._replace(token_ids=tokens, preparation=preparation)]
+        return draft._replace(token_ids=tokens, preparation=preparation)
 
-    def _successor(self, text: list[int]) -> tuple[DraftBlock | None, Readiness]:
-        if self._prepared is None:
-            return None, "unprepared"
-        new = text[self._text_length :]
-        block = self._prepared.get(Outcome(len(new) - 1, new[-1]))
-        return block, "miss" if block is None else "hit"
+    def end(self, request: Request) -> None:
+        self._requests.pop(request.id, None)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._requests)
 
 
 def overlapped(
-    rounds: ListLike[RoundStats], switch_s: float, rest_s: float
-) -> tuple[list[RoundStats], list[float]]:
+    rounds: Sequence[Round], switch_s: float, rest_s: float
+) -> tuple[list[Round], list[float]]:
     """Rehearsed rounds with modelled times, from 0 on, as if the drafter had a device of its own;
     and the end of each."""
     times = pipeline(map(_work, rounds), switch_s, rest_s)
@@ -94,7 +90,7 @@ def overlapped(
     return modelled, [when.ended for when in times]
 
 
-def _work(round_: RoundStats) -> RoundWork:
+def _work(round_: Round) -> RoundWork:
     if round_.preparation is None:
         return RoundWork(round_.t_verify, 0.0, 0.0, None)
     hit = round_.preparation.readiness == "hit"
@@ -103,7 +99,7 @@ def _work(round_: RoundStats) -> RoundWork:
     return RoundWork(round_.t_verify, fresh, sum(spans), hit)
 
 
-def _modelled(round_: RoundStats, when: RoundTimes) -> RoundStats:
+def _modelled(round_: Round, when: ModelledTimes) -> Round:
     preparation = None
     if round_.preparation is not None:
         readiness = round_.preparation.readiness

@@ -35,7 +35,7 @@ class RoundWork(NamedTuple):
     costs no more than others."""
 
 
-class RoundTimes(NamedTuple):
+class ModelledTimes(NamedTuple):
     """When the parts of a round ran, in seconds since the first round began."""
 
     started: float
@@ -80,7 +80,7 @@ def pipeline(
     switch_s: float,
     rest_s: float = 0.0,
     contention: Contention = APART,
-) -> list[RoundTimes]:
+) -> list[ModelledTimes]:
     """Async rounds, one after the other.
 
     A round begins when a verdict is known. On a hit its block arrives `switch_s` later, or when the
@@ -88,7 +88,7 @@ def pipeline(
     first round it also reads the prompt (`read_s`). Then the target verifies while the worker
     prepares. With all hits a round takes max(packed_s, verify_s) + switch_s (the formula published
     with D3D); with none, fresh_s more."""
-    times: list[RoundTimes] = []
+    times: list[ModelledTimes] = []
     now, prepared = 0.0, 0.0
     for work in works:
         start, late = now, False
@@ -97,7 +97,7 @@ def pipeline(
             fresh = 0.0 if work.hit else max(work.fresh_s * contention.fresh, work.read_s)
             start = (prepared if late else start) + fresh + switch_s
         verified, prepared = _side_by_side(start, work, contention)
-        times.append(RoundTimes(now, start, verified, verified + rest_s, prepared, late))
+        times.append(ModelledTimes(now, start, verified, verified + rest_s, prepared, late))
         now = verified + rest_s
     return times
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from d3d.decoding.modes import DEFAULT_OUTCOMES
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.costs import ONE_DEVICE, Contention, Costs, ThinnedDraft
 from d3d.lab.plan.plan import Scenario, fastest_rows
 from d3d.lab.plan.profile import Profile, ProfileCosts, read_profile, thinned_factor
 from d3d.lab.plan.roofline import Efficiency, RooflineCosts, find_data_sheet, find_model
 from d3d.lab.plan.trace import Trace
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 
 SHARES_OF_LAYERS = (0.875, 0.75, 0.5)
 """Thinner drafters to try: an eighth less, a quarter, a half."""

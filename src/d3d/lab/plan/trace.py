@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from d3d.decoding.trace_file import read_trace as read_timeline
 from d3d.engine import metrics
 from d3d.engine.round import Round
+from d3d.engine.trace import read_trace as read_timeline
 from d3d.errors import InvalidRequest
 
 MODELLED_MODES = ("plain", "serial", "fused", "async")
@@ -188,9 +188,7 @@ def _read(path: Path) -> Trace:
     record = _read_json(path)
     try:
         if "traceEvents" in record:
-            rows: list[Any] = read_timeline(path)
-            rounds = [Round(*row) for row in rows]
-            return _of_timeline(rounds, record.get("otherData") or {}, str(path))
+            return _of_timeline(read_timeline(path), record.get("otherData") or {}, str(path))
         if "usage" in record and "timing" in record:
             return _of_answer(record, str(path))
         if "num_accepted_histogram" in record:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from d3d.decoding.modes import ModeOptions
+from d3d.config import OFF
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.hub.preset_file import PresetFile, Tuned
@@ -109,7 +109,7 @@ def _difference(record: Record, preset: PresetFile, tuned: Tuned) -> str | None:
         return f"mode {record.mode}"
     if record.drafter != tuned.drafter_fingerprint:
         return "another drafter"
-    options = _effective(preset.model_dump(include=set(ModeOptions._fields), exclude_none=True))
+    options = _effective(preset.options)
     recorded = _effective(record.options)
     further = set(recorded) - set(options) - {"draft_length"}
     if further or any(recorded.get(name) != value for name, value in options.items()):
@@ -118,9 +118,12 @@ def _difference(record: Record, preset: PresetFile, tuned: Tuned) -> str | None:
 
 
 def _effective(options: dict[str, Any]) -> dict[str, Any]:
-    """Without options whose 0 has no effect."""
-    idle = ("lookup", "least_kept")
-    return {name: value for name, value in options.items() if value or name not in idle}
+    """Without options that have no effect."""
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and not (name in OFF and value == OFF[name])
+    }
 
 
 def _advice(change: Interval | None, answers: int, tuned: Tuned) -> tuple[Advised, str]:

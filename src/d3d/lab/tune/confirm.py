@@ -50,7 +50,7 @@ def finalists(best: Sequence[Trial], count: int, default: Setup) -> list[Setup]:
 
 def with_plain(setups: Sequence[Setup]) -> list[Setup]:
     """The setups after plain decoding with each of their numbers of threads."""
-    plain = {setup.threads: Setup("plain", threads=setup.threads) for setup in setups}
+    plain = {setup.threads: Setup(threads=setup.threads) for setup in setups}
     return [*plain.values(), *setups]
 
 

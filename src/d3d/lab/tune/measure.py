@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 import torch
 
 from d3d.api import Model
-from d3d.core.types import SamplingParams
-from d3d.decoding.loop import decode
-from d3d.decoding.modes import Decoding
-from d3d.decoding.request import new_request
+from d3d.engine.engine import Engine
 from d3d.engine.metrics import ratio
+from d3d.engine.params import SamplingParams
+from d3d.engine.request import new_request
 from d3d.hub.open_model import TargetModel
 from d3d.lab.tune.setups import Setup
 from d3d.lab.tune.traffic import ids_sha256
+from d3d.methods.base import Built
 
 WARM_UP_TOKENS = 8
 """The first passes of a setup are slower, and not measured."""
@@ -52,8 +52,8 @@ class Measurer(Protocol):
 
 
 @dataclass
-class LoopMeasurer:
-    """Runs the decoding loop. It changes torch's number of threads; `close` restores it, and ends
+class EngineMeasurer:
+    """Runs the engine. It changes torch's number of threads; `close` restores it, and ends
     what async mode has started."""
 
     models: Mapping[str, Model]
@@ -69,13 +69,13 @@ class LoopMeasurer:
         name = next(iter(self.models)) if setup.drafter is None else setup.drafter
         model, prompts = self.models[name], self.cases[case]
         torch.set_num_threads(self._threads if setup.threads is None else setup.threads)
-        decoding = model.decoding(setup.mode, setup.options)
+        built = model.built(setup.config)
         if setup.key not in self._warm:
             few = min(WARM_UP_TOKENS, self.params.max_tokens)
             short = self.params.model_copy(update={"max_tokens": few})
-            answer_case(model.target, decoding, prompts, short)
+            answer_case(model.target, built, prompts, short)
             self._warm.add(setup.key)
-        return answer_case(model.target, decoding, prompts, self.params)
+        return answer_case(model.target, built, prompts, self.params)
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)
@@ -84,30 +84,24 @@ class LoopMeasurer:
 
 
 def answer_case(
-    model: TargetModel, decoding: Decoding, prompts: Case, params: SamplingParams
+    model: TargetModel, built: Built, prompts: Case, params: SamplingParams
 ) -> CaseResult:
-    """Decodes prompts together. The only use of the decoding loop in tuning and pruning."""
+    """Decodes prompts together. The only use of the engine in tuning and pruning."""
     requests = [
-        new_request(
-            decoding.target,
-            list(ids),
-            params,
-            eos_token_ids=model.eos_token_ids,
-            device=model.device,
-        )
+        new_request(built.target, list(ids), params, eos_token_ids=model.eos_token_ids)
         for ids in prompts
     ]
     waiting = len(requests)
     first, rounds, committed = time.perf_counter(), 0, 0
-    for event in decode(decoding.target, decoding.drafter, requests, decoding.draft_length):
-        if event.stats is None:
+    for round_ in Engine(built.target, built.drafter).run(requests):
+        if not round_.number:
             waiting -= 1
             if not waiting:
                 first = time.perf_counter()
-        elif decoding.drafter is not None:
+        elif built.drafter is not None:
             rounds += 1
-            committed += event.stats.num_committed
+            committed += round_.num_committed
     seconds = time.perf_counter() - first
-    answers = [request.sequence.answer_ids for request in requests]
+    answers = [request.answer_ids for request in requests]
     digest = ids_sha256([token_id for ids in answers for token_id in (*ids, -1)])
     return CaseResult(seconds, sum(len(ids) - 1 for ids in answers), rounds, committed, digest)

@@ -169,7 +169,7 @@ class Search:
         """Time per token over plain decoding's, of the cases until it was given up; None if it was
         interrupted."""
         cases, threads = self._plan.cases, self._plan.threads
-        reference = Setup("plain", threads=threads if self._plan.space.threads else None)
+        reference = Setup(threads=threads if self._plan.space.threads else None)
         sums, plain_sums, score = [0.0, 0.0], [0.0, 0.0], 0.0
         for step, case in enumerate(cases):
             if stop():

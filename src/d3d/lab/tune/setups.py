@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from d3d.decoding.modes import (
-    DEFAULT_DRAFT_LENGTH,
-    DEFAULT_FUSED_DRAFT_LENGTH,
-    DEFAULT_OUTCOMES,
-    ModeOptions,
-    option_name,
-)
+from d3d.methods.async_.config import DEFAULT_OUTCOMES, AsyncConfig, MissPolicy
+from d3d.methods.base import DEFAULT_DRAFT_LENGTH, MethodConfig
+from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH, FusedConfig
+from d3d.methods.plain.config import PlainConfig
+from d3d.methods.serial.config import SerialConfig
 
 MOST_DRAFT = 16
 MOST_STEPS = 3
@@ -26,12 +24,12 @@ LOOKUPS = (0, 2, 4)
 LEAST_KEPT = (0.0, 0.8)
 SPARED_NOTHING = {"serial.lookup": 0, "serial.least_kept": 0.0, "fused.lookup": 0}
 """Parameters that older trials lack, with the values they had."""
-MISS_POLICIES = ("draft_now", "bonus_only")
+MISS_POLICIES: tuple[MissPolicy, ...] = ("draft_now", "bonus_only")
 FIRST_CONFIDENCE = 0.12
 """Where the search begins: about the share of a token that a row of a verification costs."""
 FIRST_ROWS = 12
 
-NO_OPTIONS = ModeOptions()
+PLAIN = PlainConfig()
 
 OWN = "own"
 """Name of the drafter that the target brings."""
@@ -44,12 +42,20 @@ MODES = ("serial", "fused", "async")
 class Setup:
     """One way to decode."""
 
-    mode: str
+    config: MethodConfig = PLAIN
     drafter: str | None = None
     """A name that was given, or OWN; None in plain mode."""
     threads: int | None = None
     """None keeps torch's setting."""
-    options: ModeOptions = NO_OPTIONS
+
+    @property
+    def mode(self) -> str:
+        return self.config.method
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are set."""
+        return self.config.model_dump(exclude={"method"}, exclude_none=True)
 
     @property
     def key(self) -> str:
@@ -58,17 +64,13 @@ class Setup:
         return json.dumps({**fields, **self.given})
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The options that are set."""
-        return {name: value for name, value in self.options._asdict().items() if value is not None}
-
-    @property
     def is_adaptive(self) -> bool:
-        return self.options.draft_confidence is not None
+        return "draft_confidence" in self.given
 
     def __str__(self) -> str:
         parts = [self.mode]
-        parts += [f"{option_name(name)} {value}" for name, value in self.given.items()]
+        for name, value in self.given.items():
+            parts.append(f"{name.removeprefix('num_').replace('_', ' ')} {value}")
         if self.threads is not None:
             parts.append(f"{self.threads} thread{'s' if self.threads > 1 else ''}")
         if self.drafter not in (None, OWN):
@@ -131,39 +133,41 @@ def suggested(trial: Suggesting, space: Space) -> Setup:
     mode, drafter = space.way(trial.suggest_categorical("way", space.ways))
     threads = trial.suggest_categorical("threads", space.threads) if space.threads else None
     length = trial.suggest_int(f"{mode}.draft_length", 1, space.longest)
+    config: MethodConfig
     if mode == "fused":
-        options = _fused_options(trial, min(length, drafter.longest_fused), drafter.longest_fused)
+        config = _fused(trial, min(length, drafter.longest_fused), drafter.longest_fused)
     elif mode == "async":
-        options = _async_options(trial, space, min(length, drafter.block_size))
+        config = _async(trial, space, min(length, drafter.block_size))
     else:
-        options = _serial_options(trial, min(length, drafter.block_size))
-    return Setup(mode, drafter.name, threads, options)
+        config = _serial(trial, min(length, drafter.block_size))
+    return Setup(config, drafter.name, threads)
 
 
-def _serial_options(trial: Suggesting, length: int) -> ModeOptions:
+def _serial(trial: Suggesting, length: int) -> SerialConfig:
     confidence = None
     if trial.suggest_categorical("serial.adaptive", (False, True)):
         threshold = trial.suggest_float("serial.draft_confidence", *CONFIDENCES, log=True)
         confidence = round(threshold, 3)
-    return ModeOptions(
-        length,
-        min(trial.suggest_int("serial.num_denoise_steps", 1, MOST_STEPS), length),
+    steps = trial.suggest_int("serial.num_denoise_steps", 1, MOST_STEPS)
+    return SerialConfig(
+        draft_length=length,
+        num_denoise_steps=min(steps, length),
         draft_confidence=confidence,
         lookup=trial.suggest_categorical("serial.lookup", LOOKUPS) or None,
         least_kept=trial.suggest_categorical("serial.least_kept", LEAST_KEPT) or None,
     )
 
 
-def _fused_options(trial: Suggesting, length: int, longest: int) -> ModeOptions:
+def _fused(trial: Suggesting, length: int, longest: int) -> FusedConfig:
     rows = trial.suggest_int("fused.rows", 4, MOST_ROWS, step=2)
     lookup = trial.suggest_categorical("fused.lookup", LOOKUPS) or None
     is_unlimited = lookup is not None and length == longest  # copies may be longer than slots draft
-    return ModeOptions(None if is_unlimited else length, rows=rows, lookup=lookup)
+    return FusedConfig(draft_length=None if is_unlimited else length, rows=rows, lookup=lookup)
 
 
-def _async_options(trial: Suggesting, space: Space, length: int) -> ModeOptions:
-    return ModeOptions(
-        length,
+def _async(trial: Suggesting, space: Space, length: int) -> AsyncConfig:
+    return AsyncConfig(
+        draft_length=length,
         outcomes=trial.suggest_int("async.outcomes", 1, MOST_OUTCOMES_TRIED, log=True),
         miss_policy=trial.suggest_categorical("async.miss_policy", MISS_POLICIES),
         placement=trial.suggest_categorical("async.placement", space.placements),

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from d3d.core.types import SamplingParams
+from d3d.engine.params import SamplingParams
 from d3d.errors import InvalidRequest
 from d3d.files import Journal
 
 if TYPE_CHECKING:
     from d3d.api import Messages, Model
-    from d3d.decoding.modes import ModeOptions
-    from d3d.decoding.results import GenerationResult
+    from d3d.methods.base import MethodConfig
+    from d3d.results import GenerationResult
 
 FORMAT: Literal[1] = 1
 PERMISSIONS = 0o600
@@ -70,7 +70,8 @@ class TrafficRequest(NamedTuple):
     """A request as it was asked."""
 
     prompt: str | Messages
-    options: ModeOptions
+    config: MethodConfig
+    """Method and options, a preset's filled in."""
     sampling: dict[str, Any]
     raw: bool = False
 
@@ -111,11 +112,7 @@ class TrafficLog:
     def _record(self, model: Model, request: TrafficRequest, result: GenerationResult) -> Record:
         speculation, prompt = result.speculation, request.prompt
         mode = "plain" if speculation is None else speculation.mode
-        options = {
-            name: value
-            for name, value in model.options(mode, request.options)._asdict().items()
-            if value is not None
-        }
+        options = request.config.model_dump(exclude={"method"}, exclude_none=True)
         if speculation is not None:
             options["draft_length"] = speculation.draft_length
         text: dict[str, Any] = {}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from d3d.api import Model, load
-from d3d.core.types import SamplingParams
-from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import check_fused
+from d3d.api import Model
+from d3d.engine.params import SamplingParams
 from d3d.errors import InvalidRequest
 from d3d.files import alone_in
 from d3d.hub.checkpoint import read_config
@@ -31,13 +29,16 @@ from d3d.hub.preset_file import (
 from d3d.hub.presets import PRESETS
 from d3d.hub.ready import ready_drafters
 from d3d.lab.tune.confirm import Confirmation, Confirmed, finalists, with_plain
-from d3d.lab.tune.measure import Case, LoopMeasurer, Measurer
+from d3d.lab.tune.measure import Case, EngineMeasurer, Measurer
 from d3d.lab.tune.prompts import CaseSplit, TuningPrompts, grouped, split
 from d3d.lab.tune.search import Search, SearchPlan, Stop
 from d3d.lab.tune.setups import MODES, OWN, DrafterFacts, Setup, Space
+from d3d.loader import load
 from d3d.machine import machine, processor, versions
 from d3d.methods.async_.placement import available_cores, default_placement
-from d3d.target.native import NativeEngine
+from d3d.methods.base import Parts
+from d3d.methods.fused.engine import check_fused
+from d3d.target.native import NativeTarget
 
 JOURNAL, CONFIRMED, PRESET = "search.log", "confirmed.jsonl", "preset.yaml"
 MACHINE_FACTS = ("processor", "cores", "gpus", "platform")
@@ -94,12 +95,12 @@ def open_models(
         before = torch.get_num_threads()
         model = load(target, device=device, dtype=dtype, quantize=quantize)
         torch.set_num_threads(before)
-        if model.drafter is None:
+        if model.parts.drafter is None:
             raise InvalidRequest(
                 f"there is no drafter to tune for {target}: name one or more with --drafter, or a "
                 "preset with --model"
             )
-        return {OWN: replace(model, choices=None, drafter_path=drafter_of(target))}
+        return {OWN: Model(model.parts)}
     paths = {name: resolve_drafter(name) for name in drafters}
     for path in paths.values():
         read_config(path)
@@ -107,10 +108,10 @@ def open_models(
         preset = read_preset(target)
         target, quantize = preset.target, quantize or preset.quantize
     base = open_model(target, device=device, dtype=dtype, quantize=quantize)
-    engine = NativeEngine(base.transformer)
+    native = NativeTarget(base.transformer)
     ready = ready_drafters(base, list(paths.values()))
     return {
-        name: Model(base, engine, BlockDrafter(drafter, engine.vocab_size), drafter_path=path)
+        name: Model(Parts(base, native, drafter, path))
         for (name, path), drafter in zip(paths.items(), ready, strict=True)
     }
 
@@ -147,11 +148,11 @@ def placements(device: torch.device, cores: int) -> tuple[str, ...]:
 
 
 def _facts(name: str, model: Model) -> DrafterFacts:
-    assert model.drafter is not None
-    assert isinstance(model.engine, NativeEngine)
-    drafter, longest = model.drafter.model, 0
+    drafter, longest = model.parts.drafter, 0
+    assert drafter is not None
+    assert isinstance(model.parts.target, NativeTarget)
     try:
-        check_fused(drafter, model.engine.model)
+        check_fused(drafter, model.parts.target.model)
         longest = drafter.config.longest_slot_draft
     except InvalidRequest:
         pass  # it has no fused mode
@@ -171,7 +172,7 @@ def tune(
     and not repeated. meter: shows the progress of each stage.
 
     Raises InvalidRequest if the directory holds another search, or another process works in it."""
-    measurer = LoopMeasurer(models, plan.cases, plan.sampling)
+    measurer = EngineMeasurer(models, plan.cases, plan.sampling)
     try:
         with alone_in(plan.directory, "d3d tune"):
             return _run(plan, models, space, measurer, meter, stop)
@@ -275,8 +276,7 @@ def _tuned(
 
 def _drafter_name(models: dict[str, Model], drafter: str) -> str | None:
     """The drafter's name in a preset; None if the target's name implies it."""
-    model = models[drafter]
     if drafter != OWN:
         return drafter
-    is_preset = model.target.source in PRESETS and model.preset is not None
-    return None if is_preset else str(model.drafter_path)
+    source, path = models[OWN].target.source, models[OWN].parts.drafter_path
+    return None if source in PRESETS and drafter_of(source) == path else str(path)
