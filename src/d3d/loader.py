@@ -66,6 +66,7 @@ def load(
             config = spec_config(choice.method or "serial", choice.options)
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+    plain = plain or draft_model is not None
     if plain and drafter is not None:
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
     preset = preset_of(target)

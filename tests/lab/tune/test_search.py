@@ -217,9 +217,8 @@ def test_a_drafter_is_asked_for_no_more_than_it_can(tmp_path: Path) -> None:
         (setup.given.get("num_denoise_steps") or 1) <= (setup.given.get("draft_length") or 1)
         for setup in short
     )
-    assert (
-        max(setup.given.get("draft_length") or 0 for setup in seen if setup.mode == "fused") <= 15
-    )
+    fused = [setup.given for setup in seen if setup.mode == "fused"]
+    assert max(given.get("draft_length") or 0 for given in fused) <= 15
     unlimited = [given for given in fused if "draft_length" not in given]
     assert all(options["lookup"] for options in unlimited), (
         "copies may be longer than what slots can draft, and nothing else"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,8 +20,7 @@ from d3d.errors import InvalidRequest
 from d3d.files import Journal
 
 if TYPE_CHECKING:
-    from d3d.api import Messages, Model
-    from d3d.methods.base import MethodConfig
+    from d3d.api import Messages, Model, SpeculationOptions
     from d3d.results import GenerationResult
 
 FORMAT: Literal[1] = 1
@@ -66,12 +65,12 @@ class Record(BaseModel):
         return sum(committed for _, _, committed in self.rounds)
 
 
-class TrafficRequest(NamedTuple):
+class Asked(NamedTuple):
     """A request as it was asked."""
 
     prompt: str | Messages
-    config: MethodConfig
-    """Method and options, a preset's filled in."""
+    options: Mapping[str, Any]
+    """`method` and its options."""
     sampling: dict[str, Any]
     raw: bool = False
 
@@ -100,7 +99,7 @@ class TrafficLog:
     path: Path
     with_text: bool = False
 
-    def add(self, model: Model, request: TrafficRequest, result: GenerationResult) -> str | None:
+    def add(self, model: Model, request: Asked, result: GenerationResult) -> str | None:
         """Record an answered request. Returns a warning if that fails; an answer never does."""
         try:
             record = self._record(model, request, result)
@@ -109,10 +108,11 @@ class TrafficLog:
             return f"the request was not recorded in {self.path}: {' '.join(str(error).split())}"
         return None
 
-    def _record(self, model: Model, request: TrafficRequest, result: GenerationResult) -> Record:
+    def _record(self, model: Model, request: Asked, result: GenerationResult) -> Record:
         speculation, prompt = result.speculation, request.prompt
         mode = "plain" if speculation is None else speculation.mode
-        options = request.config.model_dump(exclude={"method"}, exclude_none=True)
+        config = model.config(**cast("SpeculationOptions", request.options))
+        options = config.model_dump(exclude={"method"}, exclude_none=True)
         if speculation is not None:
             options["draft_length"] = speculation.draft_length
         text: dict[str, Any] = {}
