@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from d3d.lab.tune.tune import TuneResult
 
 
+@o.takes(o.TARGET, o.sampling("max_tokens", "temperature", max_tokens=96))
 def tune(
+    *,
     prompts: Annotated[
         Path,
         typer.Argument(
@@ -29,8 +31,6 @@ def tune(
             help="Directory for the search and its preset.yaml; an existing one is continued.",
         ),
     ],
-    model: o.ModelOption = None,
-    target: o.TargetOption = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,7 +51,6 @@ def tune(
     num_prompts: Annotated[
         int, typer.Option("--prompts", help="Most prompts to use, drawn by --seed.", min=1)
     ] = 24,
-    max_tokens: o.MaxTokensOption = 96,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -67,7 +66,6 @@ def tune(
             min=1,
         ),
     ] = None,
-    temperature: o.TemperatureOption = 0.0,
     seed: Annotated[
         int,
         typer.Option(help="Draws the prompts, the setups to try and the noise of sampling.", min=0),
@@ -75,6 +73,8 @@ def tune(
     device: o.DeviceOption = "auto",
     dtype: o.DTypeOption = "auto",
     quantize: o.QuantizeOption = None,
+    model: str | None,
+    sampling: dict[str, Any],
 ) -> None:
     """Search draft length (fixed or by confidence), mode, denoise steps, rows, outcomes, threads
     and drafters for the least time per token.
@@ -82,9 +82,6 @@ def tune(
     The best few answer prompts that the search has not seen, taking turns with plain decoding; the
     fastest becomes OUT/preset.yaml, which every command takes as --model. Ctrl-C keeps what is
     done."""
-    sampling = o.sampling_options(
-        {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    )
     from d3d.cli.console import meter, note
     from d3d.cli.interrupt import deferred_interrupt
     from d3d.cli.tables import print_table
@@ -96,13 +93,13 @@ def tune(
 
     require_optuna()
     _check_modes(mode or [])
-    source = o.ModelChoice(model, target, None, None, device, dtype).check()
+    source = model or o.DEFAULT_MODEL
     models = open_models(source, drafter or [], device=device, dtype=dtype, quantize=quantize)
     space = space_of(models, mode or [], threads or [])
     chosen = tuning_prompts(prompts, next(iter(models.values())), limit=num_prompts, seed=seed)
     for line in chosen.notes:
         note(line)
-    params = SamplingParams(**sampling)
+    params = SamplingParams(**sampling, seed=seed)
     plan = TunePlan(output, chosen, params, concurrency, trials, finalists, seed)
     with deferred_interrupt() as stopped:
         result = run(plan, models, space, meter, stopped)

@@ -395,7 +395,7 @@ def test_what_can_not_be_tuned_is_refused(
     assert tune("--mode", "plain").is_refusal("plain", "serial, fused, async")
     assert tune("--concurrency", 9).is_refusal("concurrency", "9")
     assert tune(source=tmp_path / "nothing.jsonl").code == 2
-    assert tune("--model", "smollm2-135m").is_refusal("--model and --target")
+    assert tune("--model", "smollm2-135m").is_refusal("--model", "--target")
     assert d3d("tune", prompts, tmp_path / "tuned", "--model", "nonsense").is_refusal("nonsense")
     tune("--trials", 1, "--mode", "serial")
     assert tune("--trials", 1, "--mode", "serial", "--seed", 5).is_refusal("another directory")
