@@ -23,6 +23,7 @@ from d3d.handle import Handle, Stepper
 from d3d.hub.chat import encode_chat
 from d3d.hub.open_model import OpenModel, TargetModel
 from d3d.methods.base import Built, MethodConfig, Parts
+from d3d.model.drafter import DrafterModel
 from d3d.model.int8 import precision
 from d3d.results import GenerationResult, Recorder, Settings, StreamChunk
 
@@ -130,6 +131,10 @@ class Model:
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self.target.tokenizer
+
+    @property
+    def drafter(self) -> DrafterModel | None:
+        return self.parts.drafter
 
     @property
     def has_drafter(self) -> bool:

@@ -81,9 +81,10 @@ def spec_config(method: str, options: Mapping[str, Any]) -> MethodConfig:
         if value is None or (name in OFF and value == OFF[name]):
             del fields[name]
         elif name in OPTIONS:
+            *others, last = OPTIONS[name]
+            owners = f"{', '.join(others)} or {last}" if others else last
             raise InvalidRequest(
-                f"{name}: method {method} has no such option; leave it out, or use method "
-                f"{' or '.join(OPTIONS[name])}"
+                f"{name}: method {method} has no such option; leave it out, or use {owners}"
             )
     try:
         return _ADAPTER.validate_python({"method": method, **fields}, strict=True)

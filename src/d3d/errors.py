@@ -42,4 +42,7 @@ def first_problem(error: Any, known: Iterable[str] = ()) -> str:
     if first["type"] == "extra_forbidden":
         return f"{name}: there is no such key; there are: {', '.join(known)}"
     message = str(first["msg"]).removeprefix("Value error, ")
+    value = first.get("input")
+    if isinstance(value, int | float | str) and len(repr(value)) < 80:
+        message = message.replace("Input should", f"{value!r} should", 1)
     return f"{name}: {message}" if name else message

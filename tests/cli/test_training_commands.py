@@ -561,7 +561,7 @@ def test_ctrl_c_saves_the_state_and_exits_with_130(
         process.kill()
     assert process.returncode == 130, err
     assert out == ""
-    assert "the same command goes on from here" in err
+    assert "run the same command to continue" in err
     assert "Traceback" not in err
     step = int(re.search(r"step (\d+) of 100000", err).group(1))  # type: ignore[union-attr]
     import torch

@@ -14,7 +14,7 @@ import d3d
 import miss_policies as script
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.corpus import Sample
-from d3d.train.outcome_replay import replay_outcomes
+from d3d.train.replay import replay_outcomes
 from support.tiny_model import write_tiny_drafter
 
 LENGTH, BUDGETS = 4, (1, 8)

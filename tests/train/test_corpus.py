@@ -12,10 +12,9 @@ import torch
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.fingerprint import tokenizer_fingerprint
 from d3d.hub.open_model import OpenModel
-from d3d.train.corpus import Sample, read_corpus
+from d3d.train.corpus import Sample, answer_key, read_corpus
 from d3d.train.corpus_writer import (
     CorpusWriter,
-    answer_key,
     refuse_evaluation_corpus,
     writer_identity,
 )
@@ -129,7 +128,8 @@ def test_a_writer_killed_before_the_first_line_leaves_no_trace(
             "source",
         ),
         (
-            '{"prompt_ids": [1], "answer_ids": [2], "source": "x", "temperature": 0, "seed": 0, "text": ""}',
+            '{"prompt_ids": [1], "answer_ids": [2], "source": "x", "temperature": 0, "seed": 0, '
+            '"text": ""}',
             "text",
         ),
     ],

@@ -136,7 +136,7 @@ def test_what_is_not_finite_in_one_process_is_named_by_all(trained: Path) -> Non
 
 
 def test_answers_that_can_not_be_shared_evenly_are_refused(base: OpenModel) -> None:
-    class Three(worker.Alone):
+    class Three(worker.Parallel):
         size = 3
 
     config = worker.run_config("deltas")

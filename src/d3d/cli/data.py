@@ -1,4 +1,4 @@
-"""`d3d data`: have the target answer prompts, as a corpus to train a drafter on."""
+"""`d3d data`: write the target's answers to prompts into a corpus to train a drafter on."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from d3d.cli.options import (
 def data(
     corpus: Annotated[
         Path,
-        typer.Argument(
-            help="Corpus to write, or to go on with: JSON lines, or a directory of them."
-        ),
+        typer.Argument(help="Corpus to write or to continue: JSON lines, or a directory of them."),
     ],
     prompts: Annotated[
         list[str],
         typer.Option(
-            help="Prompts: JSON lines (.gz too), .json, .parquet, a directory, or a data set ORG/NAME[:CONFIG][:SPLIT]; their rows hold "
-            "messages, conversations, turns, prompt, question, problem, instruction or text. May be repeated."
+            help="Prompts: JSON lines (.gz too), .json, .parquet, a directory, or a data set "
+            "ORG/NAME[:CONFIG][:SPLIT]; their rows hold messages, conversations, turns, prompt, "
+            "question, problem, instruction or text. May be repeated."
         ),
     ],
     target: Annotated[
         str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
     ] = "smollm2-135m",
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(help="Prompts that must not be used, whatever their answer format."),
+        list[str] | None, typer.Option(help="Prompts not to use, whatever their answer format.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Most prompts to take of each source, drawn by seed.", min=1)
@@ -43,7 +41,8 @@ def data(
     suffix: Annotated[
         str,
         typer.Option(
-            help="Answer format: boxed, steps, code, or a text to put behind the prompt (or around {prompt})."
+            help="Answer format: boxed, steps, code, or a text to append to the prompt (or to put "
+            "around {prompt})."
         ),
     ] = "",
     suffix_share: Annotated[
@@ -55,7 +54,7 @@ def data(
     temperature: Annotated[
         list[float] | None,
         typer.Option(
-            help="0 writes greedy answers; may be repeated: an answer at each. Default: 0.", min=0.0
+            help="0 writes greedy answers; repeat it for an answer at each. Default: 0.", min=0.0
         ),
     ] = None,
     thinking: ThinkingOption = None,
@@ -63,13 +62,13 @@ def data(
     top_logits: Annotated[
         int,
         typer.Option(
-            help="Keep this many of the target's best logits at each token, to distil from.", min=0
+            help="Number of the target's best logits to keep at each token, to distil from.", min=0
         ),
     ] = 0,
     shard_answers: Annotated[
         int | None,
         typer.Option(
-            help="Make the corpus a directory, with this many answers a file. Default: one file.",
+            help="Make the corpus a directory with this many answers per file. Default: one file.",
             min=1,
         ),
     ] = None,
@@ -77,7 +76,7 @@ def data(
         bool,
         typer.Option(
             "--allow-evaluation-prompts",
-            help="Take problems of evaluation sets: a corpus to evaluate on, not to train on.",
+            help="Use problems of evaluation sets, for a corpus to evaluate on, not to train on.",
         ),
     ] = False,
     skip_evaluation_prompts: Annotated[
@@ -89,26 +88,27 @@ def data(
     ] = False,
     batch: Annotated[int, typer.Option(help="Answers written at a time.", min=1)] = 48,
     seed: Annotated[
-        int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)
+        int, typer.Option(help="Seed of the draw of prompts and of sampling.", min=0)
     ] = 0,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
 ) -> None:
-    """Write the target's answers to prompts into a training corpus. Answers that the corpus holds
-    already are not written again."""
+    """Write the target's answers to prompts into a training corpus.
+
+    Answers that the corpus has already are not written again."""
     from d3d.cli.console import meter, note
     from d3d.errors import InvalidRequest
     from d3d.hub.open_model import open_model
     from d3d.model.linear import pack_weights
-    from d3d.train.make_corpus import CorpusPlan, CorpusRun
+    from d3d.train.answers import AnswerOptions, CorpusPlan, CorpusRun
     from d3d.train.prompts import PromptOptions
-    from d3d.train.regenerate import AnswerOptions
 
     for each in temperature or ():
         sampling_options({"temperature": each, "max_tokens": max_tokens})
     if allow_evaluation_prompts and skip_evaluation_prompts:
         raise InvalidRequest(
-            "--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give one of them"
+            "--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give "
+            "one of them"
         )
     on_evaluation_prompt = (
         "allow" if allow_evaluation_prompts else "skip" if skip_evaluation_prompts else "refuse"
@@ -132,5 +132,6 @@ def data(
     for line in run.left_out.lines():
         note(line, "yellow")
     typer.echo(
-        f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} tokens"
+        f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} "
+        "tokens"
     )

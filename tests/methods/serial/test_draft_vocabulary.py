@@ -20,7 +20,7 @@ from d3d.model.linear import pack_weights
 from d3d.target.native import NativeTarget
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
-from d3d.train.evaluate import predict_blocks
+from d3d.train.replay import predict_blocks
 from d3d.train.run import TrainingRun, frequent_tokens
 from support.drafters import block_logits, text, tiny_drafter
 from support.runs import make, run_all

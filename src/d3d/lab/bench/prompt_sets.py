@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest
-from d3d.train.conversations import read_conversation
-from d3d.train.formats import FORMATS, apply_format
-from d3d.train.prompt_rows import PromptRows, read_rows
+from d3d.train.evaluation_sets import FORMATS, apply_format
+from d3d.train.prompt_rows import PromptRows, read_conversation, read_rows
 
 Message = dict[str, str]
 MINI = "mini"

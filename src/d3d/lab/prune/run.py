@@ -27,7 +27,7 @@ from d3d.lab.prune.screening import SlotLoss
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.train.config import TrainConfig
 from d3d.train.corpus import Sample, corpus_fingerprint
-from d3d.train.evaluate import replay
+from d3d.train.replay import replay
 from d3d.train.trainer import Trainer
 
 Look = Callable[[str], None]

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from d3d.drafting.block_drafter import BlockDrafter
+from d3d.drafting.fused import FusedEngine
 from d3d.hub.tiny import tiny_transformer
-from d3d.methods.fused.engine import FusedEngine
-from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
-from d3d.target.native import NativeTarget
-from d3d.train import evaluate
-from d3d.train.acceptance import RECALL_TOPS, Acceptance, total
+from d3d.target.native import NativeEngine
+from d3d.train import replay as replay_module
+from d3d.train.acceptance import RECALL_TOPS, RoundCounts, total
 from d3d.train.corpus import Sample
-from d3d.train.evaluate import by_source, predict_blocks, replay, replay_fused, walk
-from support.drafters import block_logits, every_kind, reference_draft, text, tiny_drafter
+from d3d.train.replay import by_source, predict_blocks, replay, replay_fused, walk
+from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
 from support.runs import make, run, run_all
 
 Kind = dict[str, Any]
@@ -40,13 +40,13 @@ def answer(
     return ids[len(prompt) : len(prompt) + length]
 
 
-def slow_replay(model: DrafterModel, samples: list[Sample], draft_length: int) -> Acceptance:
+def slow_replay(model: DrafterModel, samples: list[Sample], draft_length: int) -> RoundCounts:
     """Really draft, round by round, and compare with the answer."""
-    acceptance = Acceptance(draft_length)
+    acceptance = RoundCounts(draft_length)
     for sample in samples:
         session = BlockDrafter(model, 97).open(1, 100)
         one = sequence(sample.prompt_ids + sample.answer_ids[:1])
-        of_answer = Acceptance(draft_length)
+        of_answer = RoundCounts(draft_length)
         while missing := sample.token_ids[len(one) :]:
             drafted = session.draft([one], [draft_length])[0].token_ids
             kept = 0
@@ -77,38 +77,38 @@ def test_replayed_rounds_are_the_rounds_of_a_drafter_that_really_drafts(
         assert slow.committed == 29 + 16 + 1
         assert slow.answers == 3
     assert min(slow.histogram[0], slow.histogram[2], slow.histogram[6]) > 0
-    monkeypatch.setattr(evaluate, "SLOTS_A_PASS", 7)  # more than one pass
+    monkeypatch.setattr(replay_module, "SLOTS_A_PASS", 7)  # more than one pass
     assert replay(model, samples, 6) == slow
 
 
 def test_a_walk_counts_rounds_as_decoding_would() -> None:
-    acceptance = Acceptance(2)
-    walk([[7, 8], [0, 0], [0, 0], [9, 1], [0, 0]], [5, 7, 8, 6, 9, 2], acceptance)
+    acceptance = walk([[7, 8], [0, 0], [0, 0], [9, 1], [0, 0]], [5, 7, 8, 6, 9, 2], 2)
     # 5 | 7 8 kept, 6 by the target | 9 kept, 2 by the target
-    assert acceptance == Acceptance(2, rounds=2, committed=5, histogram=[0, 1, 1])
+    assert acceptance == RoundCounts(2, committed=5, histogram=[0, 1, 1])
+    assert acceptance.rounds == 2
     assert acceptance.acceptance_length == 2.5
     assert acceptance.acceptance_at == [1.0, 0.5]
 
 
 def test_a_block_that_ends_the_answer_has_no_bonus_token() -> None:
-    acceptance = Acceptance(2)
-    walk([[7, 8], [0, 0], [0, 0]], [5, 7, 8], acceptance)
-    assert acceptance == Acceptance(2, rounds=1, committed=2, histogram=[0, 0, 1])
+    acceptance = walk([[7, 8], [0, 0], [0, 0]], [5, 7, 8], 2)
+    assert acceptance == RoundCounts(2, committed=2, histogram=[0, 0, 1])
+    assert acceptance.rounds == 1
 
 
 def test_no_rounds_are_no_division_by_zero() -> None:
-    empty = Acceptance(3)
+    empty = RoundCounts(3)
     assert (empty.acceptance_length, empty.acceptance_at) == (0.0, [0.0, 0.0, 0.0])
 
 
 def test_macro_is_the_mean_of_the_answers_own_lengths() -> None:
     parts = []
     for rounds in ([3, 3], [0], []):
-        part = Acceptance(4)
+        part = RoundCounts(4)
         for num_accepted in rounds:
             part.add_round(num_accepted, num_accepted + 1)
         parts.append(part)
-    whole = Acceptance(4)
+    whole = RoundCounts(4)
     for part in parts:
         whole.add_answer(part)
     assert (whole.answers, whole.rounds) == (2, 3), (
@@ -119,7 +119,7 @@ def test_macro_is_the_mean_of_the_answers_own_lengths() -> None:
     assert total(4, [whole, whole]).acceptance_length_macro == whole.acceptance_length_macro
     assert total(4, [whole, whole]).rounds == 6
     with pytest.raises(ValueError, match="4 and 3"):
-        whole += Acceptance(3)
+        whole.add(RoundCounts(3))
 
 
 def test_a_sampled_answer_is_replayed_as_it_was_drawn() -> None:
@@ -127,9 +127,9 @@ def test_a_sampled_answer_is_replayed_as_it_was_drawn() -> None:
     model = tiny_drafter(
         scope="all", trained=False
     )  # a drafter that knows nothing of slots, over its own target
-    engine = NativeTarget(model.transformer)
+    engine = NativeEngine(model.transformer)
     samples = []
-    decoded = Acceptance(3)
+    decoded = RoundCounts(3)
     for seed in range(4):
         prompt = text(6, seed=seed)
         answer_ids = run(engine, None, prompt, temperature=0.3, seed=seed, max_tokens=20).ids
@@ -218,14 +218,13 @@ def test_the_bonus_token_is_ranked_among_what_the_drafter_would_have_guessed(
         Sample(text(n, seed=n), answer(model, text(n, seed=n), 30, n, draft_length), "test", 0.0, 0)
         for n in (5, 8)
     ]
-    expected = Acceptance(draft_length)
+    expected = RoundCounts(draft_length)
     for num_accepted, rank in slow_ranks(model, samples, draft_length):
         expected.add_bonus(num_accepted, rank)
-    monkeypatch.setattr(evaluate, "SLOTS_A_PASS", 20)
+    monkeypatch.setattr(replay_module, "SLOTS_A_PASS", 20)
     found = replay(model, samples, draft_length, recall=True)
-    assert found.bonus_rounds == expected.bonus_rounds
-    assert found.bonus_hits == expected.bonus_hits
-    assert (found.bonus_rounds[draft_length] > 0) is (draft_length < 6), (
+    assert found.bonus == expected.bonus
+    assert (found.bonus.wanted[draft_length] > 0) is (draft_length < 6), (
         "a full block has no room for one more guess"
     )
     assert replay(model, samples, draft_length).histogram == found.histogram, (
@@ -234,7 +233,7 @@ def test_the_bonus_token_is_ranked_among_what_the_drafter_would_have_guessed(
 
 
 def test_ranks_cost_nothing_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "_ranks", None)
+    monkeypatch.setattr(replay_module, "_ranks", None)
     model = tiny_drafter()
     assert predict_blocks(model, torch.tensor(text(9)), 3, 4).ranks is None
     assert replay(model, [Sample(text(4), text(5), "test", 0.0, 0)], 4).bonus_recall == {
@@ -243,7 +242,7 @@ def test_ranks_cost_nothing_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_recall_counts_ranks_below_the_number_of_guesses() -> None:
-    acceptance = Acceptance(2)
+    acceptance = RoundCounts(2)
     for num_accepted, rank in ((0, 0), (0, 3), (0, 4), (0, 16), (2, 1)):
         acceptance.add_bonus(num_accepted, rank)
     assert acceptance.bonus_recall == {
@@ -260,7 +259,7 @@ def test_among_equal_logits_the_lower_id_is_first_as_in_the_choice_itself() -> N
     token_ids = torch.tensor([9, 3, 2])
     drafted = logits.argmax(-1)
     assert drafted.tolist() == [[0, 4]]
-    ranks = evaluate._ranks(logits, token_ids, torch.tensor([0]), 0, drafted)
+    ranks = replay_module._ranks(logits, token_ids, torch.tensor([0]), 0, drafted)
     assert ranks.tolist() == [[2, 2]], "behind 1 and 2; behind 0 and 1"
 
 
@@ -280,7 +279,7 @@ def test_a_previous_token_head_is_heeded_in_replay() -> None:
 )
 def test_fused_rounds_are_those_of_fused_decoding(kind: dict[str, Any]) -> None:
     base = tiny_transformer(seed=1)
-    engine, model = NativeTarget(base), tiny_drafter(base, trained=False, **kind)
+    engine, model = NativeEngine(base), tiny_drafter(base, trained=False, **kind)
     fused = FusedEngine(engine, model, 4, 40)
     rounds: list[int] = []
     samples = []
