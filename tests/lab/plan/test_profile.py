@@ -315,7 +315,7 @@ def test_a_drafter_whose_slots_pass_layers_by_is_described_as_it_drafts(
 ) -> None:
     path = write_tiny_drafter(tmp_path / "drafter", tiny_target, anchor_slot=True, slot_layers=(1,))
     model = d3d_api.load(str(tiny_target), path, device="cpu", dtype="float32")
-    assert model.drafter is not None
+    assert model.parts.drafter is not None
     target, drafter = _facts(model)
     assert drafter is not None
     assert (target.num_layers, drafter.num_layers) == (2, 1)
@@ -324,7 +324,7 @@ def test_a_drafter_whose_slots_pass_layers_by_is_described_as_it_drafts(
     assert memory.drafter_cache_per_token == 0, (
         "it works in the target's cache, though fused mode is not for it"
     )
-    trained = sum(one.numel() for one in model.drafter.model.trainable().values())
+    trained = sum(one.numel() for one in model.parts.drafter.trainable().values())
     assert memory.drafter_weights > 4 * trained, "weights with their deltas merged are there, too"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from d3d.engine.metrics import ratio
 from d3d.model.drafter import DrafterModel
-from d3d.model.kv_cache import KVCache
+from d3d.model.kv_cache import Window
 from d3d.train.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.train.config import Stage
 from d3d.train.corpus import Sample
@@ -24,7 +24,7 @@ DECAY = 4.0
 class _Text(NamedTuple):
     token_ids: Tensor
     batch: BlockBatch
-    cache: KVCache | None
+    cache: Window | None
     """Of the clean text, if its rows are the base model's, which no removal changes."""
 
 
