@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import d3d
-from d3d.core.types import SamplingParams
-from d3d.decoding.results import GenerationResult
+from d3d.engine.params import SamplingParams
 from d3d.lab.bench.lossless import Divergence, compare, label, tolerance
+from d3d.results import GenerationResult
 from shared import add_model_options, add_prompt_options, make_parser, origin, prompts_of
 
 KILLED_AT = 3
@@ -53,7 +53,7 @@ def main() -> int:
             how = {"mode": "async", "placement": placement, "outcomes": options.outcomes}
             result, kills = answer(model, prompt, how | sampling, killed)
             divergence = compare(
-                model.engine,
+                model.parts.target,
                 prompt,
                 (plain.token_ids, result.token_ids),
                 SamplingParams(**sampling),

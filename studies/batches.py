@@ -22,11 +22,12 @@ from typing import Any
 
 import d3d
 from d3d.api import Model
-from d3d.decoding.many import MODES_OF_MANY
-from d3d.decoding.results import GenerationResult
 from d3d.engine import metrics
 from d3d.lab.report.tables import Table, markdown
+from d3d.results import GenerationResult
 from shared import add_model_options, add_prompt_options, make_parser, origin, prompts_of
+
+MODES = ("plain", "serial", "fused", "async")
 
 Way = tuple[str, int]
 """A mode and a batch size."""
@@ -50,8 +51,8 @@ class Total:
     def figures(self, reference: Total) -> dict[str, Any]:
         drafted = [answer for answer in self.answers if answer.speculation is not None]
         rounds = [round_ for answer in drafted for round_ in answer.rounds]
-        overlaps = [answer.speculation.overlap for answer in drafted]
-        hits = [each.hit_rate for each in overlaps if each and each.hit_rate is not None]
+        rates = [metrics.hit_rate(answer.rounds) for answer in drafted]
+        hits = [rate for rate in rates if rate is not None]
         pairs = zip(self.answers, reference.answers, strict=True)
         return {
             "tokens_per_s": round(self.tokens_per_s, 2),
@@ -84,7 +85,7 @@ def arguments() -> argparse.Namespace:
     add_prompt_options(parser, prompts=16, max_tokens=128)
     add_model_options(parser)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--modes", nargs="+", default=list(MODES_OF_MANY), choices=MODES_OF_MANY)
+    parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--draft-length", type=int, help="of serial, fused and async mode")
     parser.add_argument("--placement", default="thread", help="of async mode's draft worker")
     parser.add_argument("--outcomes", type=int, help="of async mode")

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from d3d.api import Model
-from d3d.decoding.results import GenerationResult
-from d3d.drafting.block_drafter import BlockDrafter
 from d3d.hub.open_model import open_model
+from d3d.methods.base import Parts
 from d3d.model.drafter import DrafterConfig
 from d3d.model.from_target import from_target
 from d3d.model.linear import pack_weights
-from d3d.target.native import NativeEngine
+from d3d.results import GenerationResult
+from d3d.target.native import NativeTarget
 from shared import add_model_options, add_prompt_options, make_parser, origin, prompts_of
 
 
@@ -40,7 +39,7 @@ def main() -> None:
     rows = []
     for prompt in prompts:
         plain = model.generate(prompt, mode="plain", **sampling)
-        first = replace(model, _times={}).generate(prompt, mode="auto", **sampling)
+        first = Model(model.parts).generate(prompt, mode="auto", **sampling)
         again = model.generate(prompt, mode="plain", **sampling)
         later = model.generate(prompt, mode="auto", **sampling)
         choice = first.speculation.choice if first.speculation else None
@@ -74,8 +73,7 @@ def hopeless(target: str, dtype: str, device: str) -> Model:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
     drafter.eval()
     pack_weights(base.transformer, drafter)
-    engine = NativeEngine(base.transformer)
-    return Model(base, engine, BlockDrafter(drafter, engine.vocab_size))
+    return Model(Parts(base, NativeTarget(base.transformer), drafter))
 
 
 def seconds(result: GenerationResult) -> float:

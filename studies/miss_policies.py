@@ -35,14 +35,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 import d3d
-from d3d.core.protocols import PrepareTask
-from d3d.core.types import Outcome
-from d3d.drafting.block_drafter import last_tokens
-from d3d.drafting.outcomes import Place, likely_outcomes, within_budget
-from d3d.drafting.packed_batch import run_side_by_side
-from d3d.drafting.packed_pass import PackedDrafter, PackedSession
 from d3d.lab.plan.roofline import DATA_SHEETS, MODELS, RooflineCosts
 from d3d.lab.plan.simulate import RoundWork, pipeline
+from d3d.methods.async_.outcomes import Outcome, Place, likely_outcomes, within_budget
+from d3d.methods.async_.packed_layout import run_side_by_side
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
+from d3d.methods.async_.preparer import PrepareTask
+from d3d.methods.serial.denoise import last_tokens
 from d3d.train.corpus import Sample, read_corpus
 from shared import make_parser
 
@@ -356,21 +355,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
 
     model = d3d.load(options.target, options.drafter, dtype=options.dtype, device="cpu")
-    assert model.drafter is not None, "a target with a drafter is needed"
+    assert model.parts.drafter is not None, "a target with a drafter is needed"
     samples = [
         sample
         for sample in read_corpus(options.corpus)[: options.limit]
         if len(sample.answer_ids) > 1
     ]
     preparer, most = (
-        PackedDrafter(model.drafter.model, model.engine.vocab_size),
+        PackedDrafter(model.parts.drafter, model.parts.target.vocab_size),
         max(options.budgets),
     )
     length = options.draft_length
-    opened = [
-        Answer(preparer.open(len(sample.token_ids) + length, most), sample, length, most)
-        for sample in samples
-    ]
+    opened = [Answer(preparer.open(most), sample, length, most) for sample in samples]
     found = report(opened, length, options.budgets, options.passes_ms)
     settings = {
         "target": options.target,

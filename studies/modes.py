@@ -20,8 +20,9 @@ from itertools import product
 from typing import Any
 
 import d3d
-from d3d.core.types import RoundStats, SamplingParams
 from d3d.engine import metrics
+from d3d.engine.params import SamplingParams
+from d3d.engine.round import Round
 from d3d.lab.bench.lossless import compare, label, tolerance
 from d3d.lab.stats import paired_ratio
 from shared import add_model_options, add_prompt_options, make_parser, origin, prompts_of
@@ -36,7 +37,7 @@ class Answers:
 
     times: list[tuple[float, float]] = field(default_factory=list)
     """Seconds and tokens after the first token."""
-    rounds: list[RoundStats] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     token_ids: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
@@ -130,7 +131,7 @@ def verdict(
 ) -> str:
     """One word: whether an answer has plain decoding's ids."""
     divergence = compare(
-        model.engine,
+        model.parts.target,
         prompt,
         (plain, answer),
         sampling,

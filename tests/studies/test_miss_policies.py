@@ -26,8 +26,8 @@ def preparer(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pac
         tmp_path_factory.mktemp("misses") / "drafter", tiny_target, previous_token_width=8
     )
     model = d3d.load(str(tiny_target), path, device="cpu", dtype="float32")
-    assert model.drafter is not None
-    return PackedDrafter(model.drafter.model, model.engine.vocab_size)
+    assert model.parts.drafter is not None
+    return PackedDrafter(model.parts.drafter, model.parts.target.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,7 @@ def samples(tiny_target: Path) -> list[Sample]:
 @pytest.fixture(scope="module")
 def answers(preparer: PackedDrafter, samples: list[Sample]) -> list[Any]:
     most = max(BUDGETS)
-    return [
-        script.Answer(preparer.open(len(one.token_ids) + LENGTH, most), one, LENGTH, most)
-        for one in samples
-    ]
+    return [script.Answer(preparer.open(most), one, LENGTH, most) for one in samples]
 
 
 def test_rounds_of_draft_now_are_those_of_the_replay(

@@ -147,7 +147,7 @@ def test_a_file_that_can_not_be_written_costs_a_warning_and_no_answer(
 def test_impossible_places_are_refused_before_the_model_is_loaded(
     generate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d3d.api.open_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("d3d.loader.open_model", lambda *_, **__: pytest.fail("loaded"))
     assert generate("--record", tmp_path).is_refusal("--record", "directory")
     assert generate("--record", tmp_path / "no" / "such.jsonl").is_refusal("--record", "directory")
     assert generate("--record-text").is_refusal("--record-text", "--record")
