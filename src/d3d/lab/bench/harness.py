@@ -21,6 +21,7 @@ from d3d.lab.bench import results
 from d3d.lab.bench.answers import PLAIN, Question, Sampling, Setting, TimedAnswer
 from d3d.lab.bench.lossless import identity
 from d3d.lab.bench.methods import Method, settings_for
+from d3d.lab.bench.own import sampling_params
 from d3d.lab.bench.prompt_sets import BenchPrompt, PromptSet
 from d3d.lab.bench.rows import ROWS_FILE, Row, RowKey, answer_fields, append_rows, read_rows
 from d3d.lab.bench.scorers import score
@@ -170,11 +171,11 @@ class Benchmark:
         peak: int,
         batch_size: int,
     ) -> Row:
-        sampling, is_last = self._plan.sampling, key.turn == prompt.num_turns - 1
         compared = right = None
         if key.method != PLAIN and plain is not None:
-            compared = identity(self._model, question, answer, plain, key.setting, sampling)
-        if is_last:  # the reference belongs to the last turn
+            params = sampling_params(key.setting, self._plan.sampling)
+            compared = identity(self._model, question, answer, plain, params)
+        if key.turn == prompt.num_turns - 1:  # the reference belongs to the last turn
             right = score(answer.text, prompt.reference, run_code=self._plan.run_code)
         return Row(
             **key._asdict(),

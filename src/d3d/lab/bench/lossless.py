@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as ListLike
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from d3d.acceptance.sampling import choice_gap
-from d3d.api import Model
 from d3d.core.protocols import TargetEngine
 from d3d.core.types import SamplingParams
 from d3d.decoding.request import new_request
-from d3d.lab.bench.answers import Question, Sampling, Setting, TimedAnswer
-from d3d.lab.bench.own import sampling_params
+from d3d.lab.bench.answers import Question, TimedAnswer
 from d3d.lab.bench.rows import Identity, Row
+
+if TYPE_CHECKING:
+    from d3d.api import Model
 
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 
@@ -112,16 +113,11 @@ def first_difference(first: ListLike[object], second: ListLike[object]) -> int |
 
 
 def identity(
-    model: Model,
-    question: Question,
-    answer: TimedAnswer,
-    plain: Row,
-    setting: Setting,
-    sampling: Sampling,
+    model: Model, question: Question, answer: TimedAnswer, plain: Row, params: SamplingParams
 ) -> Identity:
     """Compare an answer with the plain one: by ids, or by text if either has no ids."""
-    plain_tokens = plain.completion_tokens
-    if answer.token_ids is None or plain.token_ids is None:
+    plain_tokens, ids = plain.completion_tokens, answer.token_ids
+    if ids is None or plain.token_ids is None:
         position = first_difference(answer.text, plain.text)
         return Identity(
             identical=position is None, by="text", plain_tokens=plain_tokens, position=position
@@ -129,18 +125,17 @@ def identity(
     found = compare(
         model.engine,
         question.token_ids,
-        (plain.token_ids, answer.token_ids),
-        sampling_params(setting, sampling),
+        (plain.token_ids, ids),
+        params,
         eos_token_ids=model.target.eos_token_ids,
         largest_rounding=tolerance(model.target.dtype),
     )
-    if found is None:
-        return Identity(identical=True, by="ids", plain_tokens=plain_tokens)
+    position, gap, is_rounding = found or (None, math.inf, False)
     return Identity(
-        identical=False,
+        identical=found is None,
         by="ids",
         plain_tokens=plain_tokens,
-        position=found.position,
-        gap=found.gap if math.isfinite(found.gap) else None,
-        is_rounding=found.is_rounding,
+        position=position,
+        gap=gap if math.isfinite(gap) else None,
+        is_rounding=is_rounding,
     )

@@ -215,12 +215,9 @@ def _counts(figures: GroupFigures) -> dict[str, Any]:
 
 def _divergence(row: Row) -> dict[str, Any]:
     assert row.identity is not None
+    asked = {"set_name", "method", "setting", "prompt_id", "turn"}
     return {
-        "set": row.set_name,
-        "method": row.method,
-        "setting": row.setting.model_dump(),
-        "prompt_id": row.prompt_id,
-        "turn": row.turn,
+        **row.model_dump(by_alias=True, include=asked),
         "tokens": row.completion_tokens,
         **row.identity.model_dump(exclude={"identical"}),
     }
