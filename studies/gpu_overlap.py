@@ -38,8 +38,7 @@ from d3d.engine.request import Request, new_request
 from d3d.engine.round import Round
 from d3d.engine.sampling import LogitRows, uniform
 from d3d.errors import InvalidRequest
-from d3d.hub.open_model import pick_device
-from d3d.hub.tiny import tensor_shapes, tiny_config, tiny_transformer
+from d3d.hub.open_model import pick_device, tensor_shapes
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
 from d3d.methods.async_.outcomes import Outcome

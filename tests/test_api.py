@@ -290,8 +290,14 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
             "num_denoise_steps: 5 is not within 1 and the draft length, 4",
         ),
         ({"mode": "plain", "draft_length": 4}, "draft_length: method plain has no such option"),
-        ({"mode": "plain", "num_denoise_steps": 1}, "num_denoise_steps: method plain has no such option"),
-        ({"mode": "async", "lookup": 2}, "lookup: method async has no such option; leave it out, or use serial, fused or auto"),
+        (
+            {"mode": "plain", "num_denoise_steps": 1},
+            "num_denoise_steps: method plain has no such option",
+        ),
+        (
+            {"mode": "async", "lookup": 2},
+            "lookup: method async has no such option; leave it out, or use serial, fused or auto",
+        ),
         ({"mode": "fused", "lookup": 40}, "lookup: 40"),
         ({"mode": "async", "least_kept": 0.5}, "least_kept: method async has no such option"),
         ({"lookup": -1}, "lookup: -1"),
@@ -303,7 +309,10 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
         ({"least_kept": -0.5}, "least_kept: -0.5"),
         ({"least_kept": float("nan")}, "least_kept: nan"),
         ({"least_kept": float("inf")}, "least_kept: inf"),
-        ({"mode": "fused", "num_denoise_steps": 1}, "num_denoise_steps: method fused has no such option"),
+        (
+            {"mode": "fused", "num_denoise_steps": 1},
+            "num_denoise_steps: method fused has no such option",
+        ),
         ({"mode": "serial", "rows": 8}, "rows: method serial has no such option"),
         ({"mode": "fused", "rows": 1}, "rows: 1 should be greater than or equal to 2"),
         (

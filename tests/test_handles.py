@@ -129,7 +129,9 @@ def test_threads_add_iterate_and_cancel_while_others_step(model: d3d.Model) -> N
     found: dict[int, tuple[int, ...]] = {}
 
     def answer(place: int) -> None:
-        handle = model.add(PROMPTS[place % 6], method=("plain", "serial", "fused")[place % 3], **LONG)
+        handle = model.add(
+            PROMPTS[place % 6], method=("plain", "serial", "fused")[place % 3], **LONG
+        )
         if place % 4 == 3:
             next(iter(handle))
             handle.cancel()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
-from d3d.hub.preset_file import PresetFile
+from d3d.hub.presets import PresetFile
 from d3d.methods.async_.config import AsyncConfig
 from d3d.methods.auto.config import AutoConfig
 from d3d.methods.base import MethodConfig

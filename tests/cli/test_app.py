@@ -157,7 +157,7 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("d3d.hub.loading.resolve_model", interrupted)
+    monkeypatch.setattr("d3d.hub.names.resolve_model", interrupted)
     assert run_main(monkeypatch, "pull", "smollm2-135m") == 130
 
 

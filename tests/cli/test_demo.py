@@ -19,7 +19,7 @@ def _preset(tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setitem(
             PRESETS, name, replace(PRESETS["smollm2-135m"], name=name, drafter=str(tiny_drafter))
         )
-    monkeypatch.setattr("d3d.hub.loading._preset_target", lambda _preset: tiny_target)
+    monkeypatch.setattr("d3d.hub.names._preset_target", lambda _preset: tiny_target)
 
 
 def test_three_questions_are_answered_twice_and_the_ids_are_equal() -> None:
@@ -76,8 +76,9 @@ def test_answers_of_one_token_leave_the_times_open() -> None:
 
 def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is wrong about what was drafted."""
-    from d3d.core.types import Verdict
     from d3d.decoding import loop
+
+    from d3d.engine.sampling import Verdict
 
     def too_kind(logits: object, draft_tokens: tuple[int, ...], *_: object) -> Verdict:
         return Verdict(tuple(draft_tokens), 80)

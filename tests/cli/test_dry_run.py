@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from d3d.hub.checkpoint import load_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.model.linear import Linear
 from support.command import Outcome, d3d
 from support.tiny_model import open_tiny, write_tiny_drafter

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from d3d.engine.drafter import Draft, Drafter, Target
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.draft_model.drafter import DraftModelDrafter
 from d3d.methods.fused.engine import FusedEngine
 from d3d.methods.ngram.drafter import NgramDrafter
@@ -18,6 +17,7 @@ from d3d.target.native import NativeTarget
 from support.doubles import Double, failing, faulty, noisy, oracle
 from support.drafters import every_kind, text, tiny_drafter
 from support.runs import SAMPLING, Run, Watched, make, run_all
+from support.tiny import tiny_transformer
 
 LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
 LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)

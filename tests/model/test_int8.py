@@ -8,12 +8,12 @@ import torch
 
 import d3d
 from d3d.errors import InvalidRequest
-from d3d.hub.tiny import tiny_transformer
 from d3d.model import int8
 from d3d.model.from_target import clean_rows_are_of
 from d3d.model.int8 import FEW_ROWS, Int8Weight, check_quantize, quantizations, quantize
 from d3d.model.linear import Linear, linear, merge_deltas, pack_weights
 from support.drafters import tiny_drafter
+from support.tiny import tiny_transformer
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(

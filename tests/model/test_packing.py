@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.from_target import clean_rows_are_of
 from d3d.model.linear import Linear, linear, pack_weights
 from support.drafters import tiny_drafter
+from support.tiny import tiny_transformer
 
 ROWS = [(1, 1), (1, 3), (1, 17), (3, 1), (4, 40)]
 

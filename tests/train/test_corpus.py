@@ -106,7 +106,7 @@ def test_a_writer_killed_before_the_first_line_leaves_no_trace(
     ("line", "message"),
     [
         ("nonsense", "Invalid JSON"),
-        ("[1, 2]", "Input should be a valid"),
+        ("[1, 2]", "should be a valid"),
         (
             '{"prompt_ids": [1], "source": "x", "temperature": 0, "seed": 0}',
             "answer_ids: Field required",
@@ -117,7 +117,7 @@ def test_a_writer_killed_before_the_first_line_leaves_no_trace(
         ),
         (
             '{"prompt_ids": ["1"], "answer_ids": [2], "source": "x", "temperature": 0, "seed": 0}',
-            "prompt_ids.0: Input should be a valid integer",
+            "prompt_ids.0: '1' should be a valid integer",
         ),
         (
             '{"prompt_ids": [-1], "answer_ids": [2], "source": "x", "temperature": 0, "seed": 0}',

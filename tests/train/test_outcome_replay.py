@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from d3d.core.types import DraftBlock, Outcome
-from d3d.drafting.outcomes import Place, likely_outcomes
-from d3d.drafting.packed_pass import PackedDrafter
-from d3d.hub.tiny import tiny_transformer
+from d3d.engine.drafter import Draft
+from d3d.methods.async_.outcomes import Outcome, Place, likely_outcomes
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.acceptance import HitCounts, total_hits
 from d3d.train.corpus import Sample
 from d3d.train.replay import _is_listed, replay, replay_outcomes
 from support.drafters import reference_draft, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 
 class Scripted:
@@ -24,11 +24,11 @@ class Scripted:
         self.blocks, self.places = blocks, places
         self.asked: list[tuple[int, int]] = []
 
-    def open(self, capacity: int, outcome_budget: int) -> Scripted:
+    def open(self, outcome_budget: int) -> Scripted:
         return self
 
-    def draft(self, text: list[int], draft_length: int) -> DraftBlock:
-        return DraftBlock(self.blocks[len(text)][:draft_length])
+    def draft(self, text: list[int], draft_length: int) -> Draft:
+        return Draft(self.blocks[len(text)][:draft_length])
 
     def likely_outcomes(
         self, text: list[int], draft: tuple[int, ...], budget: int
@@ -36,7 +36,7 @@ class Scripted:
         self.asked.append((len(text), budget))
         return likely_outcomes(draft, self.places[len(text)], budget)
 
-    def prepare(self, *_: object) -> dict[Outcome, DraftBlock]:
+    def prepare(self, *_: object) -> dict[Outcome, Draft]:
         raise AssertionError("nobody needs the successors")
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.checkpoint import load_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.train.corpus import Sample
 from d3d.train.run import TrainingRun

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.tiny import tiny_config, tiny_tensors
 from d3d.model.config import decoder_config
 from d3d.model.drafter import DeltaConfig, DrafterConfig
 from d3d.model.from_target import from_target
@@ -27,6 +26,7 @@ from d3d.train.work import (
     kept_bytes,
     saved_bytes,
 )
+from support.tiny import tiny_config, tiny_tensors
 
 CPU = torch.device("cpu")
 DELTAS: dict[str, DeltaConfig | None] = {

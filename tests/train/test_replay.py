@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.drafting.block_drafter import BlockDrafter
-from d3d.drafting.fused import FusedEngine
-from d3d.hub.tiny import tiny_transformer
+from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from d3d.train import replay as replay_module
 from d3d.train.acceptance import RECALL_TOPS, RoundCounts, total
 from d3d.train.corpus import Sample
 from d3d.train.replay import by_source, predict_blocks, replay, replay_fused, walk
-from support.drafters import block_logits, every_kind, reference_draft, sequence, text, tiny_drafter
+from support.drafters import block_logits, every_kind, reference_draft, request, text, tiny_drafter
 from support.runs import make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 
@@ -44,15 +44,15 @@ def slow_replay(model: DrafterModel, samples: list[Sample], draft_length: int) -
     """Really draft, round by round, and compare with the answer."""
     acceptance = RoundCounts(draft_length)
     for sample in samples:
-        session = BlockDrafter(model, 97).open(1, 100)
-        one = sequence(sample.prompt_ids + sample.answer_ids[:1])
+        drafter = BlockDrafter(model, 97, draft_length=draft_length)
+        one = request(sample.prompt_ids + sample.answer_ids[:1])
         of_answer = RoundCounts(draft_length)
         while missing := sample.token_ids[len(one) :]:
-            drafted = session.draft([one], [draft_length])[0].token_ids
+            drafted = drafter.propose([one])[0].token_ids
             kept = 0
             while kept < min(len(drafted), len(missing)) and drafted[kept] == missing[kept]:
                 kept += 1
-            one.commit(missing[: kept + 1])
+            one.token_ids += missing[: kept + 1]
             of_answer.add_round(kept, len(missing[: kept + 1]))
         acceptance.add_answer(of_answer)
     return acceptance
@@ -127,7 +127,7 @@ def test_a_sampled_answer_is_replayed_as_it_was_drawn() -> None:
     model = tiny_drafter(
         scope="all", trained=False
     )  # a drafter that knows nothing of slots, over its own target
-    engine = NativeEngine(model.transformer)
+    engine = NativeTarget(model.transformer)
     samples = []
     decoded = RoundCounts(3)
     for seed in range(4):
@@ -279,12 +279,12 @@ def test_a_previous_token_head_is_heeded_in_replay() -> None:
 )
 def test_fused_rounds_are_those_of_fused_decoding(kind: dict[str, Any]) -> None:
     base = tiny_transformer(seed=1)
-    engine, model = NativeEngine(base), tiny_drafter(base, trained=False, **kind)
+    engine, model = NativeTarget(base), tiny_drafter(base, trained=False, **kind)
     fused = FusedEngine(engine, model, 4, 40)
     rounds: list[int] = []
     samples = []
     for seed in range(4):
-        one = run_all(fused, fused.drafter, [make(engine, text(5, seed=seed), max_tokens=40)], 4)[0]
+        one = run_all(fused, fused, [make(engine, text(5, seed=seed), max_tokens=40)], 4)[0]
         rounds += [stats.num_accepted for stats in one.rounds]
         samples.append(Sample(text(5, seed=seed), one.ids, "test", 0.0, 0))
     replayed = replay_fused(model, samples, 4)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import load_drafter, read_config
+from d3d.hub.checkpoint import read_config
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
@@ -27,6 +27,7 @@ from d3d.train.replay import replay
 from d3d.train.run import TrainingRun
 from d3d.train.trainer import StepStats, Trainer
 from support.runs import run
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny
 
 BLOCK = 4

@@ -23,7 +23,7 @@ def calibrate(
 
     from d3d.cli.console import note
     from d3d.errors import InvalidRequest
-    from d3d.hub.preset_file import is_preset_file, read_preset
+    from d3d.hub.presets import is_preset_file, read_preset
     from d3d.lab.tune.calibrate import calibrate as compare
     from d3d.lab.tune.traffic import read_traffic
 

@@ -7,13 +7,8 @@ from typing import Annotated
 
 import typer
 
-from d3d.cli.options import (
-    DeviceOption,
-    DTypeOption,
-    ThinkingOption,
-    sampling_options,
-    thinking_warning,
-)
+from d3d.cli.options import DeviceOption, DTypeOption, ThinkingOption, sampling_options
+from d3d.cli.requests import thinking_warning
 
 
 def data(

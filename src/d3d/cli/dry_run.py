@@ -15,12 +15,11 @@ from safetensors import safe_open
 from d3d.cli.options import ModelChoice
 from d3d.config import SpeculativeChoice, request_config, usual_method
 from d3d.errors import D3DError
-from d3d.hub.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
-from d3d.hub.footprint import footprint, is_here, model_config
-from d3d.hub.loading import WEIGHTS_FILE, resolve_drafter
-from d3d.hub.open_model import pick_device, pick_dtype
+from d3d.hub.checkpoint import DRAFT_IDS, SCALE, CheckpointConfig, read_config
+from d3d.hub.footprint import footprint, model_config
+from d3d.hub.names import is_here, resolve_drafter
+from d3d.hub.open_model import WEIGHTS_FILE, pick_device, pick_dtype
 from d3d.hub.presets import PRESETS, Preset
-from d3d.hub.stored_tensors import SCALE
 from d3d.loader import preset_of
 from d3d.methods.async_.placement import available_cores
 from d3d.methods.base import Facts, MethodConfig

@@ -14,8 +14,8 @@ from d3d.cli.options import DEFAULT_MODEL, DeviceOption, DTypeOption, QuantizeOp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from d3d.drafting.packed_pass import GuessFrom
     from d3d.lab.report.tables import Table
+    from d3d.methods.async_.packed_pass import GuessFrom
     from d3d.model.drafter import DrafterModel
     from d3d.model.transformer import Transformer
     from d3d.train.acceptance import HitCounts, RoundCounts
@@ -76,10 +76,10 @@ def evaluate(
     from d3d.errors import InvalidRequest
     from d3d.hub.checkpoint import read_config
     from d3d.hub.fingerprint import tokenizer_fingerprint
-    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.names import resolve_drafter
+    from d3d.hub.open_drafter import ready_drafters
     from d3d.hub.open_model import open_model
-    from d3d.hub.preset_file import is_preset_file
-    from d3d.hub.ready import ready_drafters
+    from d3d.hub.presets import is_preset_file
     from d3d.train.corpus import corpus_files, corpus_identity, read_corpus
 
     directory = resolve_drafter(drafter)
@@ -143,7 +143,7 @@ def _replay(
     on_sample: Callable[[], None],
 ) -> tuple[RoundCounts, HitCounts | None]:
     """Counts of the rounds, and of the hits in async mode."""
-    from d3d.drafting.packed_pass import PackedDrafter
+    from d3d.methods.async_.packed_pass import PackedDrafter
     from d3d.train.replay import replay, replay_fused, replay_outcomes
 
     if mode == "async":
@@ -156,8 +156,8 @@ def _replay(
 
 def _guess_from(mode: str, guess_from: str | None) -> GuessFrom:
     """The source of guesses. Raises InvalidRequest for an unknown one, or if the mode has none."""
-    from d3d.drafting.packed_pass import GUESS_FROM
     from d3d.errors import InvalidRequest
+    from d3d.methods.async_.packed_pass import GUESS_FROM
 
     if mode == "auto":
         raise InvalidRequest(
@@ -179,9 +179,9 @@ def _guess_from(mode: str, guess_from: str | None) -> GuessFrom:
 def _draft_length(mode: str, model: DrafterModel, base: Transformer, wanted: int | None) -> int:
     """Tokens to draft per round. Raises InvalidRequest for a length or a mode that the drafter does
     not support."""
-    from d3d.decoding.modes import DEFAULT_DRAFT_LENGTH
-    from d3d.drafting.fused import check_fused
     from d3d.errors import InvalidRequest
+    from d3d.methods.base import DEFAULT_DRAFT_LENGTH
+    from d3d.methods.fused.engine import check_fused
 
     longest = model.config.block_size
     if mode == "fused":

@@ -35,7 +35,7 @@ def export(
     prints the directory."""
     from d3d.cli.console import note
     from d3d.hub.export import export_drafter
-    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.names import resolve_drafter
 
     exported = export_drafter(
         resolve_drafter(drafter), output, target=target, dtype=dtype, mask_token_id=mask_token_id

@@ -326,8 +326,7 @@ class ModelChoice:
 
 def _brings_one(model: str) -> bool:
     """Whether a model's name may bring a drafter."""
-    from d3d.hub.preset_file import is_preset_file
-    from d3d.hub.presets import PRESETS
+    from d3d.hub.presets import PRESETS, is_preset_file
 
     return model in PRESETS or is_preset_file(model)
 

@@ -89,7 +89,7 @@ def prune(
     checkpoint."""
     from d3d.errors import InvalidRequest
     from d3d.hub.checkpoint import read_config
-    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.names import resolve_drafter
     from d3d.hub.open_model import open_model
     from d3d.lab.prune.curve import Objective
     from d3d.lab.prune.run import PruneSettings, PruningRun

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from d3d.hub.preset_file import PresetFile, Tuned
-    from d3d.hub.presets import Preset
+    from d3d.hub.presets import Preset, PresetFile, Tuned
 
 
 def show(
@@ -18,8 +17,7 @@ def show(
     """Show what a preset brings, how it decodes, and how that was chosen."""
     import json
 
-    from d3d.hub.preset_file import is_preset_file, read_preset
-    from d3d.hub.presets import find_preset
+    from d3d.hub.presets import find_preset, is_preset_file, read_preset
 
     if is_preset_file(preset):
         file = read_preset(preset)

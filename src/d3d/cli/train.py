@@ -116,8 +116,8 @@ def _open(
 ) -> TrainingRun:
     """paths: corpus, held-out corpus, directory of the run."""
     from d3d.hub.fingerprint import tokenizer_fingerprint
-    from d3d.hub.loading import load_tokenizer, resolve_tokenizer
-    from d3d.hub.open_model import open_model
+    from d3d.hub.names import resolve_tokenizer
+    from d3d.hub.open_model import load_tokenizer, open_model
     from d3d.train.corpus import read_corpus
     from d3d.train.parallel import choose_parallel
     from d3d.train.run import Author, TrainingRun
@@ -188,7 +188,7 @@ def _print_plan(
 
     file: the configuration file, if any; machine: processes, their rate in TFLOP/s, device and
     dtype, as the options give them."""
-    from d3d.hub.footprint import is_here
+    from d3d.hub.names import is_here
     from d3d.hub.open_model import open_model, pick_device, pick_dtype
     from d3d.train.corpus import read_corpus
     from d3d.train.plan import Machine, TrainingPlan, find_config, measure_flops

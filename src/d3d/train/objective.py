@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from d3d.model.drafter import SEEN_TOKENS, DrafterModel
+from d3d.model.choice import SEEN_TOKENS
+from d3d.model.drafter import DrafterModel
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.train.config import Stage, TrainConfig
 from d3d.train.losses import Recorded, Teacher, head_loss, slot_losses, slot_weights
@@ -136,6 +137,6 @@ def _told(model: DrafterModel, slots: Tensor, token_ids: Tensor, targets: Tensor
     seen = torch.stack(
         [token_ids[(targets - 1 - back).clamp(min=0)] for back in range(SEEN_TOKENS)], dim=-1
     )
-    told = model.tell(slots, seen.flatten(0, 1)).view(*targets.shape, -1)
+    told = model.condition(slots, seen.flatten(0, 1)).view(*targets.shape, -1)
     untold = targets[:, 0] % UNTOLD == 0
     return torch.where(untold[:, None, None], slots.view(told.shape), told).flatten(0, 1)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.footprint import is_here, model_config
-from d3d.hub.loading import load_config
-from d3d.hub.open_model import OpenModel
+from d3d.hub.footprint import model_config
+from d3d.hub.names import is_here
+from d3d.hub.open_model import OpenModel, load_config
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.transformer import Transformer

@@ -18,7 +18,8 @@ from torch import Tensor
 from d3d.engine.sampling import common_prefix
 from d3d.methods.async_.outcomes import Outcome, within_budget
 from d3d.methods.async_.preparer import Preparer, PreparingSession
-from d3d.model.drafter import SEEN_TOKENS, DrafterModel
+from d3d.model.choice import SEEN_TOKENS
+from d3d.model.drafter import DrafterModel
 from d3d.train.acceptance import BUDGETS, HitCounts, RoundCounts
 from d3d.train.blocks import clean_pass, hang_blocks, slot_pass
 from d3d.train.corpus import Sample

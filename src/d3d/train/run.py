@@ -21,9 +21,10 @@ from torch import Tensor
 
 from d3d.errors import D3DError, InvalidCheckpoint, InvalidRequest, MissingExtra
 from d3d.files import Journal, alone_in
-from d3d.hub.checkpoint import check_mask_token, restore_interrupted, save_drafter, start_from
+from d3d.hub.checkpoint import check_mask_token, restore_interrupted, save_drafter
 from d3d.hub.fingerprint import first_difference
-from d3d.hub.loading import resolve_drafter
+from d3d.hub.names import resolve_drafter
+from d3d.hub.open_drafter import start_from
 from d3d.hub.open_model import OpenModel
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from d3d.hub.tiny import tensor_shapes
+from d3d.hub.open_model import tensor_shapes
 from d3d.model.config import decoder_config
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target, linear_layers

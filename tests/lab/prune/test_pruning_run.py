@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.checkpoint import load_drafter, read_config
+from d3d.hub.checkpoint import read_config
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.lab.prune.curve import Depth, DepthTiming, choose
 from d3d.lab.prune.run import PruneAnswers, PruneSettings, PruningRun

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from d3d.errors import InvalidRequest
-from d3d.hub.preset_file import AnswerRounds, PresetFile, Tuned, write_preset
+from d3d.hub.presets import AnswerRounds, PresetFile, Tuned, write_preset
 from d3d.lab.stats import paired_ratio, unpaired_ratio
 from d3d.lab.tune.calibrate import calibrate
 from d3d.lab.tune.traffic import Record, traffic_journal

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.preset_file import PresetFile, read_preset, write_preset
+from d3d.hub.presets import PresetFile, read_preset, write_preset
 from d3d.lab.tune.confirm import Confirmation, finalists, with_plain
 from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.prompts import grouped, split

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.draft_model.drafter import DraftModelDrafter, autoregressive_head
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
 from support.drafters import text, tiny_drafter
 from support.runs import PROMPT, make, run, run_all
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny, write_tiny_target
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.ngram.drafter import NgramDrafter
 from d3d.target.native import NativeTarget
 from support.runs import PROMPT, make, run, run_all
+from support.tiny import tiny_transformer
 
 
 def proposed(token_ids: list[int], length: int = 4, **options: int) -> tuple[int, ...]:

@@ -18,9 +18,9 @@ from typing import Any
 
 from d3d.errors import InvalidRequest
 from d3d.files import Journal, alone_in
-from d3d.hub.checkpoint import load_drafter, read_config, read_provenance, save_drafter
-from d3d.hub.loading import WEIGHTS_FILE
-from d3d.hub.open_model import OpenModel
+from d3d.hub.checkpoint import read_config, read_provenance, save_drafter
+from d3d.hub.open_drafter import load_drafter
+from d3d.hub.open_model import WEIGHTS_FILE, OpenModel
 from d3d.lab.prune.curve import Depth
 from d3d.lab.prune.removal import depth_layers, removable, without_layer
 from d3d.lab.prune.screening import SlotLoss

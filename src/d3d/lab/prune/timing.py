@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from d3d.engine.params import SamplingParams
+from d3d.hub.open_drafter import ready_drafters
 from d3d.hub.open_model import OpenModel
-from d3d.hub.ready import ready_drafters
 from d3d.lab.plan.probes import PassProbe
 from d3d.lab.prune.curve import DepthTiming
 from d3d.lab.tune.measure import answer_case, ms_per_token

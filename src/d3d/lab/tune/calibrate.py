@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from d3d.config import OFF
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
-from d3d.hub.preset_file import PresetFile, Tuned
+from d3d.hub.presets import PresetFile, Tuned
 from d3d.lab.stats import Interval, unpaired_ratio
 from d3d.lab.tune.traffic import Record
 

@@ -16,9 +16,11 @@ from d3d.engine.params import SamplingParams
 from d3d.errors import InvalidRequest
 from d3d.files import alone_in
 from d3d.hub.checkpoint import read_config
-from d3d.hub.loading import drafter_of, resolve_drafter
+from d3d.hub.names import drafter_of, resolve_drafter
+from d3d.hub.open_drafter import ready_drafters
 from d3d.hub.open_model import open_model
-from d3d.hub.preset_file import (
+from d3d.hub.presets import (
+    PRESETS,
     AnswerRounds,
     PresetFile,
     Tuned,
@@ -26,8 +28,6 @@ from d3d.hub.preset_file import (
     read_preset,
     write_preset,
 )
-from d3d.hub.presets import PRESETS
-from d3d.hub.ready import ready_drafters
 from d3d.lab.tune.confirm import Confirmation, Confirmed, finalists, with_plain
 from d3d.lab.tune.measure import Case, EngineMeasurer, Measurer
 from d3d.lab.tune.prompts import CaseSplit, TuningPrompts, grouped, split

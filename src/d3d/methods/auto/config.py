@@ -86,7 +86,9 @@ class AutoConfig(MethodConfig):
 
     def describe(self, facts: Facts) -> dict[str, Any]:
         found, left_out = self.candidates(facts)
-        methods: dict[str, dict[str, Any]] = {"plain": {}} | {name: config.describe(facts) for name, config in found.items()}
+        methods: dict[str, dict[str, Any]] = {"plain": {}} | {
+            name: config.describe(facts) for name, config in found.items()
+        }
         if "fused" in methods and not isinstance(methods["fused"].get("rows"), int):
             methods["fused"]["rows"] = USUAL_ROWS
         return {"modes": methods, "left_out": left_out}

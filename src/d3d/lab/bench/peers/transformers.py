@@ -11,9 +11,9 @@ from torch import Tensor
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.fingerprint import first_difference
-from d3d.hub.loading import load_tokenizer, resolve_model
-from d3d.hub.open_model import TargetModel
-from d3d.hub.quiet import quiet_transformers
+from d3d.hub.names import resolve_model
+from d3d.hub.open_model import TargetModel, load_tokenizer
+from d3d.hub.terminal import quiet_transformers
 from d3d.lab.bench.answers import DeliveryTimer, Question, Setting, TimedAnswer
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Tiny random models with the structure of the real families, for tests and experiments that need
-no checkpoint."""
+"""Tiny random models with the structure of the real families, for tests that need no
+checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from d3d.hub.open_model import tensor_shapes
 from d3d.model.config import FAMILIES, decoder_config
 from d3d.model.transformer import Transformer
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 EMBEDDING_STD = 0.25
-"""Small beside what the layers add, so that what comes next hangs on the context and not on the
+"""Small beside the layers' outputs, so that the next token depends on the context and not on the
 last token alone."""
 
 
@@ -49,28 +50,16 @@ def tiny_config(family: str = "llama", **overrides: Any) -> PretrainedConfig:
 
 
 def tiny_tensors(config: PretrainedConfig, seed: int = 0, scale: float = 1.0) -> dict[str, Tensor]:
-    """Random float32 tensors under their Hugging Face names, so that greedy continuations wander
-    and do not repeat one token.
+    """Random float32 tensors under their Hugging Face names, with greedy continuations that vary
+    instead of repeating one token.
 
-    `scale` multiplies the matrices of the layers: the larger, the more wildly each token changes
-    what follows."""
+    `scale` multiplies the layers' matrices: the larger, the more each token changes what
+    follows."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: _random(name, shape, generator, scale)
         for name, shape in tensor_shapes(config).items()
     }
-
-
-def tensor_shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
-    """Names and shapes as `transformers` has them; no memory is taken."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
-    return shapes
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator, scale: float) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from d3d.hub.checkpoint import load_drafter, save_drafter
-from d3d.hub.model_card import Made, drafter_card, exported_card, hub_id
+from d3d.hub.card import CardFacts, drafter_card, exported_card, hub_id
+from d3d.hub.checkpoint import save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.model.drafter import DeltaConfig, DrafterConfig
 from d3d.train.config import RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
@@ -39,9 +40,9 @@ PROVENANCE = {
 
 def made(
     base: str = "org/Base-1B@main", provenance: dict[str, Any] | None = None, **config: Any
-) -> Made:
+) -> CardFacts:
     fields = {"kept_layers": (0, 1, 2, 5), "delta": DeltaConfig(rank=8), **config}
-    return Made(
+    return CardFacts(
         DrafterConfig(**fields), base, "f" * 64, PROVENANCE if provenance is None else provenance
     )
 
@@ -129,7 +130,7 @@ def test_it_describes_the_drafter() -> None:
     )
     assert "full weights of its own" in card
     assert "8 tokens, bidirectional attention, alignment `same`" in card
-    assert "| masked place | token id 7 |" in card
+    assert "| masked position | token id 7 |" in card
     assert f"| target | models/mine, weights fingerprint `{'f' * 64}` |" in card, (
         "the base is the target"
     )
@@ -187,12 +188,12 @@ def test_a_measurement_written_by_hand_is_found() -> None:
 
 def test_an_exported_model_says_what_it_is_not() -> None:
     card = exported_card(
-        made(), "bfloat16", "Masked places are token id 5.", ["It has no head.", "It is slow."]
+        made(), "bfloat16", "Masked positions are token id 5.", ["It has no head.", "It is slow."]
     )
     assert "(bfloat16)" in card
-    assert "Masked places are token id 5." in card
+    assert "Masked positions are token id 5." in card
     assert "- It has no head.\n- It is slow." in card
-    assert "at\nmost 16 speculative tokens" in card
+    assert "at most 16 speculative tokens" in card
     assert "Nothing: the merged weights" in exported_card(made(), "bfloat16", "", [])
 
 

@@ -12,9 +12,9 @@ import yaml
 
 import d3d
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.footprint import is_here, model_config
-from d3d.hub.loading import drafter_of, resolve_drafter, resolve_model, resolve_tokenizer
-from d3d.hub.preset_file import AnswerRounds, PresetFile, Tuned, read_preset, write_preset
+from d3d.hub.footprint import model_config
+from d3d.hub.names import drafter_of, is_here, resolve_drafter, resolve_model, resolve_tokenizer
+from d3d.hub.presets import AnswerRounds, PresetFile, Tuned, read_preset, write_preset
 from support.command import d3d as command
 
 TUNED = Tuned(
