@@ -110,7 +110,7 @@ def test_the_report_goes_where_it_is_told(tmp_path: Path) -> None:
     [
         (("--method", "nope"), "there are plain, serial"),
         (("--method", "transformers", "--temperature", 1), "compared greedily"),
-        (("--set", "nope"), "there is none of this name"),
+        (("--set", "nope"), "there is no set of this name"),
         (("--set", "gsm8k"), "--data"),
         (("--draft-length", 99), "draft length: 99"),
         (("--temperature", "nan"), "temperature"),

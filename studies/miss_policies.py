@@ -1,29 +1,29 @@
 """Would a miss be better answered with a successor that was prepared for another bonus token?
 
-usage: python benchmarks/miss_policies.py smollm2-135m CORPUS.jsonl [--drafter D] [--draft-length 5]
-[--limit 10] [--budgets 1 4 8 32]
-       [--passes-ms ONE VERIFY DRAFT PACKED PACKED ...]
+usage: python studies/miss_policies.py smollm2-135m CORPUS.jsonl [--drafter D] [--draft-length 5]
+           [--limit 10] [--budgets 1 4 8 32] [--passes-ms ONE VERIFY DRAFT PACKED PACKED ...]
 
 CORPUS.jsonl holds the target's recorded answers (`d3d data`). Rounds of async mode are replayed on
-them without a clock, each policy and budget along its own rounds. What a miss does:
+them without a clock, each policy and budget along its own rounds. On a miss
 
-    draft_now      waits for a fresh draft bonus_only     verifies the anchor alone reuse
-    verifies the best successor of the same num_accepted, the true bonus token in its anchor's
-    place; a fresh draft where
-                   there is none. The outcomes of such a draft are listed from its own places
-    reuse_listed   the same, but the worker drafts afresh during the verification, and lists the
-    outcomes from that rechosen       as reuse, but the previous-token head chooses again, knowing
-    the true bonus token rechosen_listed  both
+    draft_now        waits for a fresh draft
+    bonus_only       verifies the anchor alone
+    reuse            verifies the best successor of the same num_accepted, with the true bonus token
+                     as its anchor, or a fresh draft if there is none; the outcomes of such a draft
+                     are guessed from its own confidences
+    reuse_listed     the same, but the worker drafts afresh during the verification and guesses the
+                     outcomes from that draft
+    rechosen         as reuse, but the previous-token head chooses again, given the true bonus token
+    rechosen_listed  both
 
-Then the model of rounds (`d3d.lab.plan.simulate`) says what a token takes, on two devices that
-share nothing: where rows are free and a draft takes a given share of a verification (a time is in
-verifications then); on two H100s by their data sheets; and with --passes-ms, measured passes: a
+Then the model of rounds (`d3d.lab.plan.simulate`) gives the time per token, on two devices that
+share nothing: with free rows and a draft that takes a given share of a verification (times in
+verifications); on two H100s by their data sheets; and with --passes-ms, measured passes: a
 verification of one row, one of draft_length + 1, a draft, and the packed pass of each budget.
 Prints one JSON object."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -35,16 +35,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 import d3d
-from d3d.methods.async_.preparer import PrepareTask
-from d3d.core.types import Outcome
-from d3d.methods.serial.denoise import last_tokens
-from d3d.methods.async_.outcomes import Place, likely_outcomes, within_budget
+from d3d.lab.plan.roofline import DATA_SHEETS, MODELS, RooflineCosts
+from d3d.lab.plan.simulate import RoundWork, pipeline
+from d3d.methods.async_.outcomes import Outcome, Place, likely_outcomes, within_budget
 from d3d.methods.async_.packed_layout import run_side_by_side
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
-from d3d.lab.plan.devices import DEVICES, MODELS
-from d3d.lab.plan.roofline import RooflineCosts
-from d3d.lab.plan.simulate import Work, pipeline
+from d3d.methods.async_.preparer import PrepareTask
+from d3d.methods.serial.denoise import last_tokens
 from d3d.train.corpus import Sample, read_corpus
+from shared import make_parser
 
 POLICIES = ("draft_now", "bonus_only", "reuse", "reuse_listed", "rechosen", "rechosen_listed")
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -66,8 +65,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Answer:
-    """One recorded answer; what the drafter says at a place of it is computed once, when a policy
-    first comes by."""
+    """A recorded answer; drafts at each of its places are computed once, on first use."""
 
     session: PackedSession
     sample: Sample
@@ -87,7 +85,7 @@ class Answer:
         return len(self.sample.token_ids) - 1
 
     def fresh(self, anchor: int) -> tuple[Drafted, list[Outcome], list[Outcome]]:
-        """The draft behind an anchor; outcomes of it; outcomes of no draft."""
+        """The draft at an anchor; its likely outcomes; those of an empty draft."""
         if anchor not in self._fresh:
             text = self.sample.token_ids[: anchor + 1]
             draft = self.session.draft(text, self.draft_length).token_ids
@@ -104,8 +102,8 @@ class Answer:
     def reused(
         self, anchor: int, draft: tuple[int, ...], outcome: Outcome
     ) -> tuple[Drafted, Drafted]:
-        """The successor of an outcome whose guess was wrong: as it was prepared, and chosen again
-        behind the true token. `anchor`: of the draft that was verified, `draft`."""
+        """The successor of an outcome whose bonus token was wrong: as it was prepared, and chosen
+        again after the true token. anchor: of the verified draft, `draft`."""
         key = anchor, outcome
         if key not in self._reused:
             session, text = self.session, self.sample.token_ids[: anchor + 1]
@@ -147,7 +145,7 @@ class Answer:
 
 
 def same_count(outcomes: Sequence[Outcome], num_accepted: int) -> Outcome | None:
-    """The likeliest of those that keep as many tokens."""
+    """The likeliest outcome that keeps as many tokens."""
     return next((outcome for outcome in outcomes if outcome.num_accepted == num_accepted), None)
 
 
@@ -187,7 +185,7 @@ def walk(answer: Answer, policy: str, budget: int) -> list[Round]:
 
 
 def misses(answers: Sequence[Answer], budget: int) -> dict[str, Any]:
-    """What successors for other bonus tokens are worth behind the misses of draft_now's rounds."""
+    """The worth of successors for other bonus tokens, on the misses of draft_now's rounds."""
     count: Counter[str] = Counter()
     for answer in answers:
         anchor = answer.first
@@ -235,13 +233,13 @@ class Given:
     packing: dict[int, float]
     """By budget."""
 
-    def verify(self, rows: int, context: float) -> float:  # noqa: ARG002 - the protocol's
+    def verify(self, rows: int, context: float) -> float:  # noqa: ARG002
         return self.one if rows == 1 else self.several
 
-    def draft(self, draft_length: int, context: float) -> float:  # noqa: ARG002 - the protocol's
+    def draft(self, draft_length: int, context: float) -> float:  # noqa: ARG002
         return self.drafting
 
-    def packed(self, draft_length: int, outcomes: int, context: float) -> float:  # noqa: ARG002 - the protocol's
+    def packed(self, draft_length: int, outcomes: int, context: float) -> float:  # noqa: ARG002
         return self.packing[outcomes]
 
 
@@ -256,27 +254,27 @@ def seconds_a_token(
     seconds = 0.0
     for rounds in walks:
         works = []
-        for one in rounds:
-            draft_s = passes.draft(draft_length, one.context)
-            packed_s = passes.packed(draft_length, budget, one.context)
-            if one.came == "none" or (one.came == "reused" and listed_afresh):
+        for round_ in rounds:
+            draft_s = passes.draft(draft_length, round_.context)
+            packed_s = passes.packed(draft_length, budget, round_.context)
+            if round_.came == "none" or (round_.came == "reused" and listed_afresh):
                 packed_s += draft_s  # the worker has no draft behind this text yet
             works.append(
-                Work(
-                    passes.verify(one.draft_length + 1, one.context),
+                RoundWork(
+                    passes.verify(round_.draft_length + 1, round_.context),
                     draft_s,
                     packed_s,
-                    one.came != "fresh",
+                    round_.came != "fresh",
                 )
             )
         seconds += pipeline(works, 0.0)[-1].ended
-    return seconds / sum(one.num_committed for rounds in walks for one in rounds)
+    return seconds / sum(round_.num_committed for rounds in walks for round_ in rounds)
 
 
 def summary(walks: Sequence[list[Round]]) -> dict[str, Any]:
-    came = Counter(one.came for rounds in walks for one in rounds)
+    came = Counter(round_.came for rounds in walks for round_ in rounds)
     count = sum(came.values())
-    tokens = sum(one.num_committed for rounds in walks for one in rounds)
+    tokens = sum(round_.num_committed for rounds in walks for round_ in rounds)
     return {"tokens_a_round": round(tokens / count, 3)} | {
         name: round(share / count, 3) for name, share in sorted(came.items())
     }
@@ -291,7 +289,7 @@ def cases(budgets: Sequence[int], passes_ms: Sequence[float] | None) -> dict[str
     }
     for drafter in ("d3d-8b", "d3d-1.7b"):
         found[f"2 H100, qwen3-8b, {drafter}, ms"] = RooflineCosts(
-            MODELS["qwen3-8b"], MODELS[drafter], DEVICES["h100"], 2
+            MODELS["qwen3-8b"], MODELS[drafter], DATA_SHEETS["h100"], 2
         )
     if passes_ms:
         one, several, drafting, *packing = (1e-3 * each for each in passes_ms)
@@ -341,9 +339,7 @@ def report(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("target")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--drafter")
@@ -359,21 +355,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
 
     model = d3d.load(options.target, options.drafter, dtype=options.dtype, device="cpu")
-    assert model.drafter is not None, "a target with a drafter is needed"
+    assert model.parts.drafter is not None, "a target with a drafter is needed"
     samples = [
         sample
         for sample in read_corpus(options.corpus)[: options.limit]
         if len(sample.answer_ids) > 1
     ]
     preparer, most = (
-        PackedDrafter(model.drafter.model, model.engine.vocab_size),
+        PackedDrafter(model.parts.drafter, model.parts.target.vocab_size),
         max(options.budgets),
     )
     length = options.draft_length
-    opened = [
-        Answer(preparer.open(len(sample.token_ids) + length, most), sample, length, most)
-        for sample in samples
-    ]
+    opened = [Answer(preparer.open(most), sample, length, most) for sample in samples]
     found = report(opened, length, options.budgets, options.passes_ms)
     settings = {
         "target": options.target,

@@ -3,32 +3,16 @@ can't do."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_overlap.py"
+import gpu_overlap as script
 
 
-@pytest.fixture
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("gpu_overlap", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_overlap"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["gpu_overlap"]
-
-
-def test_tiny_shapes_on_a_cpu_give_a_whole_report(script: ModuleType, tmp_path: Path) -> None:
+def test_tiny_shapes_on_a_cpu_give_a_whole_report(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     assert (
         script.main(
@@ -65,7 +49,7 @@ def test_tiny_shapes_on_a_cpu_give_a_whole_report(script: ModuleType, tmp_path: 
     assert report["overlap"]["drafted_alone_s"].keys() == {"one block", "outcomes 2"}
 
 
-def test_the_scripted_acceptance_length_is_what_was_asked_for(script: ModuleType) -> None:
+def test_the_scripted_acceptance_length_is_what_was_asked_for() -> None:
     kept = script._keep_probability(7.9)
     assert 1 + sum(kept**place for place in range(1, 17)) == pytest.approx(7.9)
 
@@ -81,7 +65,7 @@ def test_the_scripted_acceptance_length_is_what_was_asked_for(script: ModuleType
     ids=str,
 )
 def test_without_a_gpu_it_says_so(
-    arguments: list[str], words: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script.main(arguments) == 2
     assert words in capsys.readouterr().err

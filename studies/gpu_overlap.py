@@ -1,17 +1,15 @@
 """Async mode on a GPU: are its ids plain decoding's with two streams, and how much drafting hides
 behind verification?
 
-usage: python benchmarks/gpu_overlap.py [--placement streams|devices] [--outcomes 4 16] [--tokens
-512] [--prompt 1024] [--json FILE]
-       python benchmarks/gpu_overlap.py --tiny --device cpu        (that the script itself works;
-       its times mean nothing)
+usage: python studies/gpu_overlap.py [--placement streams|devices] [--outcomes 4 16]
+           [--tokens 512] [--prompt 1024] [--json FILE]
+       python studies/gpu_overlap.py --tiny --device cpu    (tries the script; times mean nothing)
 
 1. Tiny models with a real drafter, float32, greedy and sampled: async ids against plain ids.
 2. The shapes of Qwen3-8B (target) and Qwen3-1.7B (drafter), random weights in bfloat16: every pass
-   is really made, and what comes out of it is replaced by a script, so that the acceptance length
-   is 7.9 and a verdict has been foreseen in a given share of rounds. t_draft, t_verify, t_switch
-   and overlap_ratio, by CUDA events, for each budget of outcomes, and a drafter's pass while
-   nothing else runs.
+   is really made, and a script replaces its results, so that the acceptance length is 7.9 and a
+   given share of verdicts is foreseen. t_draft, t_verify, t_switch and overlap_ratio by CUDA
+   events, for each outcome budget, and a drafter's pass while nothing else runs.
 
 It has not run on a GPU yet. Needs about 32 GB on the device while the weights are made, half of
 that afterwards, and a few minutes."""
@@ -31,24 +29,22 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from support.doubles import foresees, misjudges, sometimes
-from support.doubles import Double, noisy
-from d3d.methods.async_.preparer import Preparer, PreparingSession
-from d3d.core.protocols import TargetSession
-from d3d.core.sequence import Sequence as Text
-from d3d.core.types import DraftBlock, Outcome, RoundStats, SamplingParams
-from d3d.decoding.loop import decode
-from d3d.engine.request import new_request
-from d3d.engine.metrics import overlap
-from d3d.methods.async_.packed_pass import PackedDrafter
-from d3d.engine.sampling import uniform
+from d3d.engine.drafter import Draft, Drafter, Target
+from d3d.engine.engine import Engine
+from d3d.engine.metrics import acceptance_length, overlap
+from d3d.engine.params import SamplingParams
+from d3d.engine.request import Request, new_request
+from d3d.engine.round import Round
+from d3d.engine.sampling import LogitRows, uniform
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import pick_device, tensor_shapes
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
+from d3d.methods.async_.outcomes import Outcome
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 from d3d.methods.async_.placement import check_placement, default_placement, other_device
+from d3d.methods.async_.preparer import Preparer, PreparingSession
 from d3d.methods.async_.streams import on_own_stream, on_the_processor
 from d3d.methods.async_.worker_link import WorkerLink
 from d3d.methods.async_.workers import ThreadWorker
@@ -56,10 +52,11 @@ from d3d.model.config import decoder_config
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.transformer import Transformer
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
+from shared import make_parser
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.tiny import tiny_config, tiny_transformer
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support.doubles import Double, foresees, misjudges, noisy, sometimes
 
 BLOCK_SIZE = 16
 ACCEPTANCE_LENGTH = 7.9
@@ -107,9 +104,7 @@ class Where:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--placement", choices=["streams", "devices", "thread"])
     parser.add_argument("--outcomes", type=int, nargs="+", default=[1, 4, 8, 16, 32])
@@ -131,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_placement(where.name, device)
         if device.type == "cpu" and not options.tiny:
             raise InvalidRequest(
-                "device: Qwen3-8B's shapes are for a GPU; on a CPU add --tiny, whose times mean nothing"
+                "device: Qwen3-8B's shapes are for a GPU; on a CPU add --tiny, whose times mean "
+                "nothing"
             )
     except InvalidRequest as error:
         print(f"gpu_overlap: {error}", file=sys.stderr)
@@ -159,10 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def identity(where: Where) -> dict[str, int]:
     """Tiny models, real drafter: answers whose ids are plain decoding's, and others."""
     base = tiny_transformer().to(where.device)
-    engine, counts = NativeEngine(base), {"identical": 0, "different": 0, "hits": 0}
+    target, counts = NativeTarget(base), {"identical": 0, "different": 0, "hits": 0}
     for block_size in (4, 8, 16):
         model = from_target(base, DrafterConfig(block_size=block_size, kept_layers=(0, 1)))
-        drafter = PackedDrafter(model.eval().to(where.drafter_device), engine.vocab_size)
+        drafter = PackedDrafter(model.eval().to(where.drafter_device), target.vocab_size)
         coordinator = where.coordinator(lambda drafter=drafter: drafter)  # type: ignore[misc]
         coordinator.ensure_worker()
         for number in range(4):
@@ -173,83 +169,65 @@ def identity(where: Where) -> dict[str, int]:
                 SamplingParams(max_tokens=60),
                 SamplingParams(max_tokens=60, temperature=0.9, seed=number),
             ):
-                plain, _ = _decode(engine, None, prompt, sampling)
+                plain, _ = _decode(target, None, prompt, sampling)
                 for draft_length in (
                     1,
                     block_size,
                 ):  # one token is the anchor's row's, which is right: those drafts hit
                     ids, rounds = _decode(
-                        engine,
+                        target,
                         AsyncDrafter(coordinator, Policy(draft_length, 64)),
                         prompt,
                         sampling,
                     )
                     counts["identical" if ids == plain else "different"] += 1
-                    counts["hits"] += sum(_is_hit(stats) for stats in rounds)
+                    counts["hits"] += sum(round_.readiness == "hit" for round_ in rounds)
         coordinator.close()
     return counts
 
 
 def _decode(
-    engine: Any, drafter: AsyncDrafter | None, prompt: list[int], sampling: SamplingParams
-) -> tuple[list[int], list[RoundStats]]:
-    device = engine.model.device
-    request = new_request(engine, prompt, sampling, eos_token_ids=frozenset(), device=device)
-    events = list(decode(engine, drafter, [request], 0 if drafter is None else drafter.block_size))
-    return request.sequence.answer_ids, [event.stats for event in events if event.stats is not None]
-
-
-def _is_hit(stats: RoundStats) -> bool:
-    return stats.preparation is not None and stats.preparation.readiness == "hit"
+    target: Target, drafter: Drafter | None, prompt: list[int], sampling: SamplingParams
+) -> tuple[list[int], list[Round]]:
+    request = new_request(target, prompt, sampling)
+    rounds = [round_ for round_ in Engine(target, drafter).run([request]) if round_.number]
+    return request.answer_ids, rounds
 
 
 # 2. Overlap
 
 
-@dataclass(frozen=True)
-class ScriptedTarget:
+class ScriptedTarget(NativeTarget):
     """A target whose passes are real and whose choices are a script: one text, prompt and
     answer."""
 
-    engine: NativeEngine
-    script: list[int]
+    def __init__(self, model: Transformer, script: list[int]) -> None:
+        super().__init__(model)
+        self._script = script
 
-    @property
-    def model(self) -> Transformer:
-        return self.engine.model
+    def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
+        logits = super().prefill(requests, num_rows)
+        for request, rows in zip(requests, logits, strict=True):
+            if rows is not None:
+                self._overwrite(rows, len(request))
+        return logits
 
-    @property
-    def vocab_size(self) -> int:
-        return self.engine.vocab_size
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
+        logits = super().verify(requests, drafts)
+        for request, rows in zip(requests, logits, strict=True):
+            self._overwrite(rows, len(request))
+        return logits
 
-    @property
-    def max_length(self) -> int:
-        return self.engine.max_length
-
-    def open(self, num_sequences: int, capacity: int) -> TargetSession:
-        session = self.engine.open(num_sequences, capacity)
-        real = session.forward
-
-        @torch.inference_mode()
-        def forward(token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-            ends = [
-                length + len(ids) for length, ids in zip(session.lengths, token_ids, strict=True)
-            ]
-            logits = real(token_ids, last_only=last_only)
-            for end, rows in zip(ends, logits, strict=True):
-                chosen = torch.tensor(
-                    [self.script[place + 1 - len(rows) + end] for place in range(len(rows))],
-                    device=rows.device,
-                )
-                rows.zero_().scatter_(1, chosen[:, None], 100.0)
-            return logits
-
-        session.forward = forward  # type: ignore[method-assign]
-        return session
+    @torch.inference_mode()
+    def _overwrite(self, rows: LogitRows, position: int) -> None:
+        """position: that the first row predicts."""
+        chosen = self._script[position : position + len(rows.raw)]
+        ids = torch.tensor(chosen, device=rows.raw.device)
+        rows.raw.zero_().scatter_(1, ids[:, None], 100.0)
 
 
 @dataclass(frozen=True)
-class ScriptedShape:
+class ScriptedShape(Preparer):
     """A drafter whose packed passes are real and whose blocks are a script."""
 
     drafter: PackedDrafter
@@ -257,23 +235,23 @@ class ScriptedShape:
     hit_rate: float
     script: list[int]
 
-    def open(self, capacity: int, outcome_budget: int) -> ScriptedShapeSession:
-        return ScriptedShapeSession(self, self.drafter.open(capacity, outcome_budget))
+    def open(self, outcome_budget: int) -> ScriptedShapeSession:
+        return ScriptedShapeSession(self, self.drafter.open(outcome_budget))
 
 
-class ScriptedShapeSession:
-    def __init__(self, shape: ScriptedShape, session: PreparingSession) -> None:
+class ScriptedShapeSession(PreparingSession):
+    def __init__(self, shape: ScriptedShape, session: PackedSession) -> None:
         self._shape, self._session = shape, session
         knows, vocab_size = foresees([shape.script]), shape.drafter.target_vocab_size
         self._expect = sometimes(shape.hit_rate, 7, knows, misjudges(knows, vocab_size))
 
-    def draft(self, text: list[int], draft_length: int) -> DraftBlock:
+    def draft(self, text: list[int], draft_length: int) -> Draft:
         self._session.draft(text, draft_length)
         return self._block(text, draft_length)
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
-        """The verdict or a wrong one, and as many others as the budget allows: the pass has its
-        full width."""
+        """The verdict or a wrong one, and others up to the budget, so that the pass has its full
+        width."""
         vocab_size = self._shape.drafter.target_vocab_size
         others = (
             Outcome(place % (len(draft) + 1), (31 * place + 11) % vocab_size)
@@ -283,15 +261,15 @@ class ScriptedShapeSession:
 
     def prepare(
         self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int
-    ) -> dict[Outcome, DraftBlock]:
+    ) -> dict[Outcome, Draft]:
         self._session.prepare(text, draft, outcomes, draft_length)
         return {
             o: self._block([*text, *draft[: o.num_accepted], o.bonus_token], draft_length)
             for o in outcomes
         }
 
-    def _block(self, text: list[int], draft_length: int) -> DraftBlock:
-        return self._shape.double.propose(Text(text, SamplingParams()), draft_length, 0)
+    def _block(self, text: list[int], draft_length: int) -> Draft:
+        return self._shape.double.make_draft(Request(text), draft_length, 0)
 
 
 def measure(where: Where, options: argparse.Namespace) -> dict[str, Any]:
@@ -301,7 +279,7 @@ def measure(where: Where, options: argparse.Namespace) -> dict[str, Any]:
     length = options.prompt + options.tokens + 2 * BLOCK_SIZE
     script = [int(uniform(1, place) * vocab_size) for place in range(length)]
     double = noisy(1 - _keep_probability(ACCEPTANCE_LENGTH), 3, BLOCK_SIZE, [script], vocab_size)
-    engine, drafter = ScriptedTarget(NativeEngine(target), script), PackedDrafter(model, vocab_size)
+    scripted, drafter = ScriptedTarget(target, script), PackedDrafter(model, vocab_size)
     shape = ScriptedShape(drafter, double, options.hit_rate, script)
     coordinator = where.coordinator(lambda: shape)
     coordinator.ensure_worker()
@@ -312,7 +290,7 @@ def measure(where: Where, options: argparse.Namespace) -> dict[str, Any]:
         for measured in (False, True):  # once to warm up
             cut = sampling if measured else sampling.model_copy(update={"max_tokens": 40})
             started = time.perf_counter()
-            ids, rounds = _decode(engine, asynchronous, script[: options.prompt], cut)
+            ids, rounds = _decode(scripted, asynchronous, script[: options.prompt], cut)
             seconds = time.perf_counter() - started
         assert ids == script[options.prompt : options.prompt + options.tokens], (
             "the script is what must come out"
@@ -329,9 +307,7 @@ def measure(where: Where, options: argparse.Namespace) -> dict[str, Any]:
             "fallbacks",
         )
         figures[f"outcomes {budget}"] = {
-            "acceptance_length": round(
-                sum(stats.num_committed for stats in rounds) / len(rounds), 3
-            ),
+            "acceptance_length": round(acceptance_length(rounds), 3),
             "rounds": len(rounds),
             "ms_per_round": round(
                 1000 * sum(stats.t_draft + stats.t_verify for stats in rounds) / len(rounds), 3
@@ -352,7 +328,7 @@ def _alone(
     setting = on_the_processor() if where.name == "thread" else on_own_stream(where.drafter_device)
     with setting as clock:
         for budget in [0, *options.outcomes]:
-            session = shape.open(options.prompt + 200, max(1, budget))
+            session = shape.open(max(1, budget))
             text, spans = script[: options.prompt], []
             for number in range(8):
                 begun = clock.mark()

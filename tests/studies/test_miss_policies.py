@@ -3,37 +3,21 @@ its arithmetic that of the model."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import d3d
+import miss_policies as script
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.train.corpus import Sample
 from d3d.train.replay import replay_outcomes
 from support.tiny_model import write_tiny_drafter
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "miss_policies.py"
 LENGTH, BUDGETS = 4, (1, 8)
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("miss_policies", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["miss_policies"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["miss_policies"]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +26,8 @@ def preparer(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pac
         tmp_path_factory.mktemp("misses") / "drafter", tiny_target, previous_token_width=8
     )
     model = d3d.load(str(tiny_target), path, device="cpu", dtype="float32")
-    assert model.drafter is not None
-    return PackedDrafter(model.drafter.model, model.engine.vocab_size)
+    assert model.parts.drafter is not None
+    return PackedDrafter(model.parts.drafter, model.parts.target.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +43,13 @@ def samples(tiny_target: Path) -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def answers(script: ModuleType, preparer: PackedDrafter, samples: list[Sample]) -> list[Any]:
+def answers(preparer: PackedDrafter, samples: list[Sample]) -> list[Any]:
     most = max(BUDGETS)
-    return [
-        script.Answer(preparer.open(len(one.token_ids) + LENGTH, most), one, LENGTH, most)
-        for one in samples
-    ]
+    return [script.Answer(preparer.open(most), one, LENGTH, most) for one in samples]
 
 
 def test_rounds_of_draft_now_are_those_of_the_replay(
-    script: ModuleType, answers: list[Any], preparer: PackedDrafter, samples: list[Sample]
+    answers: list[Any], preparer: PackedDrafter, samples: list[Sample]
 ) -> None:
     acceptance, hits = replay_outcomes(preparer, samples, LENGTH, budgets=BUDGETS)
     found = script.report(answers, LENGTH, BUDGETS, None)
@@ -80,7 +61,7 @@ def test_rounds_of_draft_now_are_those_of_the_replay(
         assert misses["same num_accepted"] > 0, "there is something to reuse"
 
 
-def test_every_policy_commits_the_whole_answer(script: ModuleType, answers: list[Any]) -> None:
+def test_every_policy_commits_the_whole_answer(answers: list[Any]) -> None:
     for policy, budget in itertools.product(script.POLICIES, BUDGETS):
         for answer in answers:
             assert (
@@ -96,9 +77,7 @@ def test_every_policy_commits_the_whole_answer(script: ModuleType, answers: list
     }
 
 
-def test_a_draft_that_is_chosen_again_behind_the_same_token_is_the_same(
-    script: ModuleType, answers: list[Any]
-) -> None:
+def test_a_draft_that_is_chosen_again_behind_the_same_token_is_the_same(answers: list[Any]) -> None:
     """And a successor of the true outcome is the fresh draft."""
     answer = answers[0]
     fresh, _, _ = answer.fresh(answer.first)
@@ -109,7 +88,7 @@ def test_a_draft_that_is_chosen_again_behind_the_same_token_is_the_same(
     assert prepared.token_ids == rechosen.token_ids == answer.fresh(behind)[0].token_ids
 
 
-def test_times_are_those_on_paper(script: ModuleType) -> None:
+def test_times_are_those_on_paper() -> None:
     passes = script.Given(one=1.0, several=2.0, drafting=0.5, packing={1: 2.5})
     rounds = [
         script.Round("fresh", 4, 3, 10),
@@ -135,7 +114,6 @@ def test_times_are_those_on_paper(script: ModuleType) -> None:
 
 
 def test_the_command_prints_its_record(
-    script: ModuleType,
     tiny_target: Path,
     tiny_drafter: Path,
     samples: list[Sample],

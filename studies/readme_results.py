@@ -1,8 +1,9 @@
-"""Fill the README's results from the files of runs: python benchmarks/readme_results.py [--results
-DIR] [--readme FILE]
+"""Fill the README's results from the files of runs:
 
-Of the runs `bench` (make bench), `identity` (d3d bench identity) and `qwen2.5-coder-1.5b`, those
-that are there."""
+    python studies/readme_results.py [--results DIR] [--readme FILE]
+
+Uses the runs `bench` (make bench), `identity` (d3d bench identity) and `qwen2.5-coder-1.5b`, if
+present."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import argparse
 import json
 from pathlib import Path
 
+from d3d.lab.bench.results import load_run
 from d3d.lab.report.published import beside_published, identity_line, replaced, summary
-from d3d.lab.report.run import load_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,18 +21,13 @@ def block(results: Path) -> str:
     parts = []
     if (results / "bench" / "results.jsonl").is_file():
         parts.append(beside_published(load_run(results / "bench")))
-    if (results / "identity" / "identity.json").is_file():
-        parts.append(
-            identity_line(
-                json.loads((results / "identity" / "identity.json").read_text(encoding="utf-8"))
-            )
-        )
+    identity = results / "identity" / "identity.json"
+    if identity.is_file():
+        parts.append(identity_line(json.loads(identity.read_text(encoding="utf-8"))))
     if (results / "qwen2.5-coder-1.5b" / "results.jsonl").is_file():
         parts.append(summary(load_run(results / "qwen2.5-coder-1.5b")))
-    return (
-        "\n".join(parts)
-        or "Not measured yet: `make bench DATA=DIR`, then `python benchmarks/readme_results.py`."
-    )
+    missing = "Not measured yet: `make bench DATA=DIR`, then `python studies/readme_results.py`."
+    return "\n".join(parts) or missing
 
 
 def main() -> None:
