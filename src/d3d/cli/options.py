@@ -354,7 +354,8 @@ def _one_target(given: dict[str, Any]) -> str | None:
         raise InvalidRequest(
             f"--model {model} and --target {target} name two targets; give one of them"
         )
-    return model if model is not None else target
+    name: str | None = model if model is not None else target
+    return name
 
 
 TARGET = Group("model", _target_parameters(None), _one_target)
