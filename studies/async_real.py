@@ -58,7 +58,7 @@ def main() -> int:
                 (plain.token_ids, result.token_ids),
                 SamplingParams(**sampling),
                 eos_token_ids=model.target.eos_token_ids,
-                largest_rounding=tolerance(model.target.transformer.dtype),
+                largest_rounding=tolerance(model.target.dtype),
             )
             differs |= divergence is not None and not divergence.is_rounding
             add(report[name], result, divergence, kills)

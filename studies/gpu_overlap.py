@@ -57,6 +57,7 @@ from shared import make_parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.doubles import Double, foresees, misjudges, noisy, sometimes
+from support.tiny import tiny_config, tiny_transformer
 
 BLOCK_SIZE = 16
 ACCEPTANCE_LENGTH = 7.9

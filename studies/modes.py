@@ -136,7 +136,7 @@ def verdict(
         (plain, answer),
         sampling,
         eos_token_ids=model.target.eos_token_ids,
-        largest_rounding=tolerance(model.target.transformer.dtype),
+        largest_rounding=tolerance(model.target.dtype),
     )
     return label(divergence).split(" ")[0]
 

@@ -35,7 +35,7 @@ def main() -> None:
     model = d3d.load(options.target, dtype=options.dtype, plain=True, quantize=options.quantize)
     dtype = DTYPES[options.dtype]
     reference = AutoModelForCausalLM.from_pretrained(model.target.path, dtype=dtype).eval()
-    reference.to(model.target.transformer.device)
+    reference.to(model.target.device)
     prompt, tokens = model.encode(PROMPT), options.tokens
     ours, theirs = [], []
     for repeat in range(options.repeats + 1):

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d3d.cli.options import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    DTypeOption,
-    EngineOption,
-    QuantizeOption,
-    ThinkingOption,
-)
+from d3d.cli import options as o
 
 if TYPE_CHECKING:
     from d3d.api import Model
@@ -48,9 +41,6 @@ DraftLengthsOption = Annotated[
         help="Tokens to draft a round; may be repeated. Default: each method's own.", min=1
     ),
 ]
-TargetOption = Annotated[
-    str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
-]
 DrafterOption = Annotated[
     str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")
 ]
@@ -62,7 +52,9 @@ RunArgument = Annotated[Path, typer.Argument(help="Directory of a run.")]
 
 
 @bench.command("run")
+@o.takes(o.MODEL)
 def run(
+    *,
     name: NameArgument,
     sets: Annotated[
         list[str] | None,
@@ -77,9 +69,9 @@ def run(
         list[str] | None,
         typer.Option(
             "--method",
-            help="A mode of d3d, async_modelled, lookup, draft_model, transformers, "
+            help="A method of d3d, async_modelled, transformers, "
             "transformers_lookup, transformers_assistant, server or llama_cpp; may be repeated. "
-            "plain is always among them. Default: serial, lookup.",
+            "plain is always among them. Default: serial, ngram.",
         ),
     ] = None,
     data: DataOption = None,
@@ -93,8 +85,6 @@ def run(
         typer.Option(help="Prompts decoded together; may be repeated. Default: 1.", min=1),
     ] = None,
     draft_length: DraftLengthsOption = None,
-    target: TargetOption = DEFAULT_MODEL,
-    drafter: DrafterOption = None,
     draft_model: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +112,7 @@ def run(
         float, typer.Option(help="0 is greedy; peers are compared greedily only.", min=0.0)
     ] = 0.0,
     seed: SeedOption = 0,
-    thinking: ThinkingOption = None,
+    thinking: o.ThinkingOption = None,
     ignore_eos: Annotated[
         bool,
         typer.Option("--ignore-eos", help="Go on past the natural end; the report warns of it."),
@@ -133,24 +123,20 @@ def run(
             "--run-code", help="Score HumanEval and MBPP by running the answers, guarded."
         ),
     ] = False,
-    engine: EngineOption = "native",
-    device: DeviceOption = "auto",
-    dtype: DTypeOption = "auto",
-    quantize: QuantizeOption = None,
     results: DirectoryOption = RESULTS,
+    choice: o.ModelChoice,
 ) -> None:
     """Measure every method on every prompt, one prompt after the other, and append rows to
     RESULTS/NAME/results.jsonl."""
     import os
 
-    import d3d
     from d3d.cli.console import note
-    from d3d.cli.options import thinking_warning
+    from d3d.cli.requests import thinking_warning
     from d3d.lab.bench.answers import MethodOptions, Sampling
     from d3d.lab.bench.harness import BenchPlan
 
     directory = _directory_of(results, name)
-    wanted = methods or ["serial", "lookup"]
+    wanted = methods or ["serial", "ngram"]
     _check(wanted, temperature)
     plan = BenchPlan(
         directory,
@@ -162,7 +148,7 @@ def run(
         thinking,
         run_code,
     )
-    model = d3d.load(target, drafter, device=device, dtype=dtype, quantize=quantize, engine=engine)
+    model = choice.load()
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
     options = MethodOptions(
@@ -171,8 +157,8 @@ def run(
         server_model=server_model,
         server_key=os.environ.get("D3D_SERVER_KEY"),
         gguf=gguf,
-        device=device,
-        dtype=dtype,
+        device=choice.device,
+        dtype=choice.dtype,
         assistant=assistant,
     )
     rows = _measure(plan, model, wanted, options)
@@ -180,7 +166,9 @@ def run(
 
 
 @bench.command("identity")
+@o.takes(o.TARGET)
 def identity(
+    *,
     name: NameArgument = "identity",
     sets: Annotated[
         list[str] | None,
@@ -200,13 +188,13 @@ def identity(
     prompts: PromptsOption = 20,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 48,
     draft_length: DraftLengthsOption = None,
-    target: TargetOption = DEFAULT_MODEL,
     drafter: DrafterOption = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    quantize: QuantizeOption = None,
+    device: o.DeviceOption = "auto",
+    quantize: o.QuantizeOption = None,
     results: DirectoryOption = RESULTS,
+    model: str | None,
 ) -> None:
     """Compare every mode's answers with plain decoding's, token by token, in float32.
 
@@ -215,7 +203,6 @@ def identity(
     rounding does not explain a difference."""
     import json
 
-    import d3d
     from d3d.lab.bench.answers import MethodOptions, Sampling
     from d3d.lab.bench.harness import BenchPlan
     from d3d.lab.bench.prompt_sets import MINI, SETS
@@ -233,8 +220,8 @@ def identity(
         draft_lengths=tuple(draft_length or ()),
         sampling=Sampling(temperature, seed),
     )
-    model = d3d.load(target, drafter, device=device, dtype="float32", quantize=quantize)
-    _measure(plan, model, wanted, MethodOptions(device=device, dtype="float32"))
+    loaded = o.ModelChoice(model, drafter, device, "float32", quantize=quantize).load()
+    _measure(plan, loaded, wanted, MethodOptions(device=device, dtype="float32"))
     measured = load_run(directory)
     record = identity_record(measured)
     file = directory / RECORD_FILE
@@ -303,10 +290,10 @@ def _directory_of(results: Path, name: str) -> Path:
 
 def _check(methods: Sequence[str], temperature: float) -> None:
     """Raises InvalidRequest for methods or a temperature that can't be used."""
-    from d3d.cli.options import sampling_options
+    from d3d.api import sampling_params
     from d3d.lab.bench.methods import check_names
 
-    sampling_options({"temperature": temperature})
+    sampling_params({"temperature": temperature})
     check_names(methods, temperature)
 
 

@@ -51,7 +51,7 @@ ThinkingOption = Annotated[
     typer.Option(
         "--thinking/--no-thinking",
         help="Handed to the chat template as enable_thinking.",
-        rich_help_panel="Sampling",
+        rich_help_panel="Sampling, further",
     ),
 ]
 TraceOption = Annotated[
@@ -133,12 +133,34 @@ def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]
                 values[group.name] = group.collect(given)
             command(**values)
 
-        added = [parameter for group in groups for parameter in group.parameters]
-        run.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
+        shown = sorted(
+            [*kept, *(parameter for group in groups for parameter in group.parameters)], key=_rank
+        )
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         run.__annotations__ = {}
         return run
 
     return with_groups
+
+
+PANELS = (
+    "Model",
+    "Speculation",
+    "Sampling",
+    None,
+    "Output",
+    "Speculation, further",
+    "Sampling, further",
+)
+"""Panels of the help, in their order; what a newcomer needs comes first."""
+
+
+def _rank(parameter: inspect.Parameter) -> int:
+    """Where the help shows an option: arguments first, then by panel."""
+    info = parameter.annotation.__metadata__[0]
+    if isinstance(info, typer.models.ArgumentInfo):
+        return -1
+    return PANELS.index(info.rich_help_panel)
 
 
 def _option(
@@ -155,6 +177,9 @@ def _option(
 
 
 # Sampling
+
+BASIC = ("max_tokens", "temperature", "top_p", "seed", "draft_length", "lookup")
+"""Options on the first screen of the help."""
 
 FLAGS = {"stop_token_ids": "--stop-token-id"}
 REPEATED = {
@@ -173,7 +198,8 @@ def sampling(*names: str, **defaults: Any) -> Group:
         flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
         kind, text = REPEATED.get(name, (field.annotation, _sentence(field.description or "")))
         default = None if name in REPEATED else defaults.get(name, field.default)
-        parameters.append(_option(name, kind, default, text, "Sampling", flag))
+        panel = "Sampling" if name in BASIC else "Sampling, further"
+        parameters.append(_option(name, kind, default, text, panel, flag))
     return Group("sampling", tuple(parameters), _sampling_options)
 
 
@@ -225,11 +251,10 @@ def _method_parameters() -> list[inspect.Parameter]:
         if name == "draft_length":
             flags += [f"--{alias.replace('_', '-')}" for alias in ("num_speculative_tokens",)]
             owners = []
+        panel = "Speculation" if name in BASIC else "Speculation, further"
         kind = {"float": float | None, "int": int | None}.get(_scalar(field.annotation), str | None)
         label = f"{', '.join(owners).capitalize()}: " if owners else ""
-        parameters.append(
-            _option(name, kind, None, f"{label}{field.description}", "Speculation", *flags)
-        )
+        parameters.append(_option(name, kind, None, f"{label}{field.description}", panel, *flags))
     text = (
         "Method and options as JSON, in vLLM's words: method, num_speculative_tokens, model (the "
         "drafter), prompt_lookup_min, prompt_lookup_max, or any option here by name."
@@ -354,7 +379,8 @@ def _one_target(given: dict[str, Any]) -> str | None:
         raise InvalidRequest(
             f"--model {model} and --target {target} name two targets; give one of them"
         )
-    return model if model is not None else target
+    name: str | None = model if model is not None else target
+    return name
 
 
 TARGET = Group("model", _target_parameters(None), _one_target)

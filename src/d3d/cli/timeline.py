@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
@@ -23,15 +23,14 @@ def timeline(
 ) -> None:
     """Print a trace's times, overlap and hits; draw its rounds with --out."""
     from d3d.cli.tables import print_table
-    from d3d.decoding.trace_file import read_trace
-    from d3d.engine.round import Round
+    from d3d.engine.trace import read_trace
     from d3d.errors import InvalidRequest
     from d3d.lab.report.timeline import figures, picture, table
 
     kind = "" if out is None else out.suffix.lower().removeprefix(".")
     if out is not None and kind not in ("svg", "png"):
         raise InvalidRequest(f"--out {out}: name a file that ends in .svg or .png")
-    known = [Round(*cast("Any", stats)) for stats in read_trace(trace)]
+    known = read_trace(trace)
     if out is not None:
         if start >= len(known):
             raise InvalidRequest(

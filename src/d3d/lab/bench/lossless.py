@@ -7,15 +7,15 @@ chosen; any other difference is a bug."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from d3d.acceptance.sampling import choice_gap
-from d3d.core.protocols import TargetEngine
-from d3d.core.types import SamplingParams
-from d3d.decoding.request import new_request
+from d3d.engine.drafter import Target
+from d3d.engine.params import SamplingParams
+from d3d.engine.request import Request, new_request
+from d3d.engine.sampling import LogitRows, TokenCounts, choice_gap
 from d3d.lab.bench.answers import Question, TimedAnswer
 from d3d.lab.bench.rows import Identity, Row
 
@@ -47,9 +47,9 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def compare(
-    target: TargetEngine,
+    target: Target,
     prompt_ids: list[int],
-    answers: tuple[ListLike[int], ListLike[int]],
+    answers: tuple[Sequence[int], Sequence[int]],
     params: SamplingParams,
     *,
     eos_token_ids: frozenset[int] = frozenset(),
@@ -71,21 +71,32 @@ def compare(
         return None
     if position == min(len(first), len(second)):
         return Divergence(position, math.inf, False)
-    session = target.open(1, len(prompt_ids) + position)
-    (logits,) = session.forward([prompt_ids + first[:position]], last_only=True)
+    # a request whose answer is the common prefix: its next choice is the one in question
     request = new_request(
         target,
-        prompt_ids,
+        prompt_ids + first[:position],
         params.model_copy(update={"stop": ()}),
         eos_token_ids=eos_token_ids,
-        device=logits.device,
     )
-    request.sequence.commit(first[:position])
+    (rows,) = read_through(target, request)
+    request.prompt_length = len(prompt_ids)
+    if params.uses_counts:
+        request.counts = TokenCounts(prompt_ids, target.vocab_size, rows.device)
+        request.counts.add(first[:position])
     gap = max(
-        choice_gap(logits, request.sequence, eos_token_ids, token_id)
+        choice_gap(rows.logits(), request, token_id)
         for token_id in (first[position], second[position])
     )
     return Divergence(position, gap, gap <= largest_rounding)
+
+
+def read_through(target: Target, request: Request) -> list[LogitRows]:
+    """The logits of a request's last token, from a plain pass; the target keeps nothing."""
+    try:
+        rows = target.prefill([request], len(request))
+    finally:
+        target.end(request)
+    return [row for row in rows if row is not None]
 
 
 def label(divergence: Divergence | None) -> str:
@@ -97,13 +108,13 @@ def label(divergence: Divergence | None) -> str:
     return f"rounding (position {divergence.position}, gap {divergence.gap:.1e})"
 
 
-def summarise(divergences: ListLike[Divergence | None]) -> str:
+def summarise(divergences: Sequence[Divergence | None]) -> str:
     """The label of the worst of several comparisons: a real difference, else a rounding."""
     found = [divergence for divergence in divergences if divergence is not None]
     return label(min(found, key=lambda divergence: divergence.is_rounding, default=None))
 
 
-def first_difference(first: ListLike[object], second: ListLike[object]) -> int | None:
+def first_difference(first: Sequence[object], second: Sequence[object]) -> int | None:
     """Index of the first difference between two texts or lists of ids, the shorter one's length if
     it begins the other; None if they are equal."""
     if first == second:
@@ -123,7 +134,7 @@ def identity(
             identical=position is None, by="text", plain_tokens=plain_tokens, position=position
         )
     found = compare(
-        model.engine,
+        model.parts.target,
         question.token_ids,
         (plain.token_ids, ids),
         params,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from d3d.api import Model
+from d3d.config import METHOD_ALIASES
 from d3d.errors import InvalidRequest
 from d3d.lab.bench.answers import (
     PLAIN,
@@ -33,7 +34,8 @@ class Method:
     is_peer: bool = False
     is_plain: bool = False
     """Whether it decodes without speculation, as a baseline of speed-ups."""
-    max_draft_length: int | None = None
+    check: Callable[[int], object] = int
+    """Raises InvalidRequest for a draft length that it can't serve."""
     default_draft_length: int | None = DEFAULT_DRAFT_LENGTH
     """None: the method chooses."""
     describe: Callable[[], dict[str, Any]] = field(default=dict)
@@ -105,14 +107,15 @@ def make_methods(
     Raises InvalidRequest for an unknown name, a missing option, or a peer if answers are sampled;
     and what opening a model or a peer raises, such as MissingExtra."""
     check_names(names, sampling.temperature)
-    return [_make(name, model, options, sampling) for name in dict.fromkeys([PLAIN, *names])]
+    ours = [METHOD_ALIASES.get(name, name) for name in names]
+    return [_make(name, model, options, sampling) for name in dict.fromkeys([PLAIN, *ours])]
 
 
 def check_names(names: Sequence[str], temperature: float) -> None:
     """Raises InvalidRequest for an unknown name, and for a peer if answers are sampled; call it
     before anything is loaded."""
     for name in names:
-        if name not in NAMES:
+        if name not in NAMES and name not in METHOD_ALIASES:
             known = ", ".join(NAMES)
             raise InvalidRequest(
                 f"method {name!r}: there is no method of this name; there are {known}"
@@ -128,23 +131,23 @@ def _make(name: str, model: Model, options: MethodOptions, sampling: Sampling) -
     if name in PEERS:
         return _peer(name, PEERS[name], PEERS[name].make(model, options, sampling))
     own = OWN[name](model, options)
-    default = own.at(None)
-    block_size = None if default.drafter is None else default.drafter.block_size
+    default = own.at(None).drafter
+    length = 0 if default is None else default.max_draft_length
 
     def answer(questions: Sequence[Question], setting: Setting) -> list[TimedAnswer]:
-        decoding = own.at(setting.draft_length)
-        answers = answer_together(model, decoding, questions, setting, sampling)
+        built = own.at(setting.draft_length)
+        answers = answer_together(model, built, questions, setting, sampling)
         return answers if own.retime is None else [own.retime(timed) for timed in answers]
 
     return Method(
         name,
         answer,
-        drafts=bool(block_size),
+        drafts=length > 0,
         batches=own.retime is None,
         is_plain=name == PLAIN,
-        max_draft_length=own.longest or block_size,
-        # each mode that auto chooses has a draft length of its own
-        default_draft_length=None if name == "auto" else default.draft_length,
+        check=own.check,
+        # each method that auto chooses from has a draft length of its own
+        default_draft_length=None if name == "auto" else length,
         describe=lambda: own.about,
     )
 
@@ -169,14 +172,11 @@ def settings_for(
     none if it can't answer in batches."""
     if batch > 1 and not method.batches:
         return []
-    limit, default = method.max_draft_length, method.default_draft_length
     lengths: Sequence[int | None] = draft_lengths
     if not method.drafts:
         lengths = [None]
     elif not draft_lengths:
-        lengths = [default if default is None or limit is None else min(default, limit)]
-    elif limit is not None and max(draft_lengths) > limit:
-        raise InvalidRequest(
-            f"draft length: {max(draft_lengths)} is above what {method.name} can draft, {limit}"
-        )
+        lengths = [method.default_draft_length]
+    else:
+        method.check(max(draft_lengths))
     return [Setting(max_tokens=max_tokens, batch=batch, draft_length=length) for length in lengths]
