@@ -110,7 +110,7 @@ def test_an_error_of_several_lines_is_printed_as_one(
     ("arguments", "reason"),
     [
         (("generate", "--nope"), "--nope"),
-        (("generate",), "--prompt"),
+        (("generate",), "PROMPT: it is missing"),
         (("nonsense",), "nonsense"),
         (("generate", "--prompt", "x", "--max-tokens", "many"), "--max-tokens"),
     ],
