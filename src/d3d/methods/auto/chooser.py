@@ -243,7 +243,7 @@ class Chooser:
             self._trial = None
 
     @property
-    def choice(self) -> AutoReport:
+    def report(self) -> AutoReport:
         tpot = {
             mode: seconds
             for mode in (PLAIN, *self.candidates)
