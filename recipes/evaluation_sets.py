@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from d3d.train.evaluation_sets import SETS, fingerprint
-from d3d.train.formats import without_formats
+from d3d.train.evaluation_sets import SETS, fingerprint, without_formats
 
 CANARY = "Seven invented herons count their own feathers twice a day, and nobody asks them why."
 """No problem of anybody's: a test looks whether the file still fits the way in which texts are

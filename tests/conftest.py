@@ -15,15 +15,12 @@ pytest_plugins = ["support.fixtures"]
 def smollm2() -> Path:
     """Directory of the real SmolLM2-135M-Instruct, fetched and converted on first use; mark such
     tests `real_model`."""
-    from d3d.hub.converted import converted_directory, is_converted
-    from d3d.hub.download import fetch
-    from d3d.hub.loading import resolve_model
+    from d3d.hub.download import fetch, find_conversion
+    from d3d.hub.names import resolve_model
     from d3d.hub.presets import PRESETS
 
     preset = PRESETS["smollm2-135m"]
-    if not is_converted(
-        converted_directory(preset.target.stem, preset.target.sha256), preset.target.sha256
-    ):
+    if find_conversion(preset.target) is None:
         try:
             fetch(preset)
         except D3DError as error:

@@ -17,6 +17,7 @@ from d3d.api import Model
 from d3d.engine.round import Round
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.checkpoint import save_drafter
+from d3d.methods.costs import costs_journal, machine_costs, read_costs
 from d3d.methods.fused.rows import BUDGETS
 from d3d.results import HOPELESS_ROUNDS, Settings, speculation
 from support.tiny_model import open_tiny, random_drafter
@@ -85,14 +86,28 @@ def test_fused_mode_gives_plains_answer(
     assert fused.speculation.to_dict()["undrafted_rounds"] == fused.speculation.undrafted_rounds
 
 
-def test_the_budget_of_rows_is_measured_once_where_no_preset_names_it(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+def test_what_a_pass_costs_is_measured_once_for_each_machine(
+    tiny_target: Path, tiny_drafter: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budgets = [model.fused_rows]
-    monkeypatch.setattr("d3d.api.best_rows", lambda *_: pytest.fail("measured again"))
-    model.generate("hello", mode="fused", max_tokens=4)
-    assert budgets == [model.fused_rows]
-    assert budgets[0] in BUDGETS
+    fused = {"mode": "fused", "max_tokens": 4}
+    first = d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
+    first.generate("hello", **fused)
+    costs = machine_costs(first.parts)
+    assert costs.get("fused_rows") in BUDGETS
+    assert costs.get("row_price") >= 0
+    for name in ("best_rows", "row_price"):
+        monkeypatch.setattr(
+            f"d3d.methods.fused.rows.{name}", lambda *_: pytest.fail("measured again")
+        )
+    again = d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
+    again.generate("hello", **fused)
+    entries = read_costs(costs_journal())
+    assert [set(entry) - {"date", "measured_on"} for entry in entries] == [
+        {"row_price"},
+        {"fused_rows"},
+    ]
+    assert entries[0]["measured_on"]["dtype"] == "float32"
+    assert entries[0]["measured_on"]["threads"] == torch.get_num_threads()
 
 
 def test_another_seed_gives_another_answer_and_a_drawn_seed_repeats_it(model: Model) -> None:
@@ -254,7 +269,7 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"temprature": 1.0}, "temprature: there is no such parameter"),
+        ({"temprature": 1.0}, "temprature: there is no such key; there are: temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -263,37 +278,46 @@ def test_the_clock_starts_with_the_first_chunk(model: Model) -> None:
         ({"min_tokens": 9, "max_tokens": 4}, "min_tokens (9) must not be above max_tokens (4)"),
         ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000"),
         ({"stop_token_ids": (5000,)}, "stop_token_ids: token id 5000"),
-        ({"mode": "turbo"}, "mode: 'turbo' is not one of plain, serial, fused"),
+        ({"mode": "turbo"}, "method: 'turbo' is not one of plain, serial, fused"),
         (
             {"draft_length": 7},
-            "draft length: 7 is not within 1 and the most that the drafter can draft, 6",
+            "draft_length: 7 is not within 1 and the most that the drafter can draft, 6",
         ),
-        ({"draft_length": 0}, "draft length: 0"),
-        ({"num_denoise_steps": 0}, "denoise steps: 0"),
+        ({"draft_length": 0}, "draft_length: 0 should be greater than or equal to 1"),
+        ({"num_denoise_steps": 0}, "num_denoise_steps: 0 should be greater"),
         (
             {"num_denoise_steps": 5, "draft_length": 4},
-            "denoise steps: 5 is not within 1 and the draft length, 4",
+            "num_denoise_steps: 5 is not within 1 and the draft length, 4",
         ),
-        ({"mode": "plain", "draft_length": 4}, "draft length: plain mode drafts nothing"),
-        ({"mode": "plain", "num_denoise_steps": 1}, "denoise steps: plain mode has none"),
-        ({"mode": "async", "lookup": 2}, "lookup: async mode looks nothing up"),
+        ({"mode": "plain", "draft_length": 4}, "draft_length: method plain has no such option"),
+        (
+            {"mode": "plain", "num_denoise_steps": 1},
+            "num_denoise_steps: method plain has no such option",
+        ),
+        (
+            {"mode": "async", "lookup": 2},
+            "lookup: method async has no such option; leave it out, or use serial, fused or auto",
+        ),
         ({"mode": "fused", "lookup": 40}, "lookup: 40"),
-        ({"mode": "async", "least_kept": 0.5}, "least kept: async mode has none"),
+        ({"mode": "async", "least_kept": 0.5}, "least_kept: method async has no such option"),
         ({"lookup": -1}, "lookup: -1"),
-        ({"lookup": 2.5}, "lookup: 2.5 is not a whole number"),
-        ({"lookup": True}, "lookup: True is not a whole number"),
-        ({"least_kept": "x"}, "least kept: 'x' is not a number"),
-        ({"mode": "fused", "rows": 2.5}, "rows: 2.5 is not a whole number"),
+        ({"lookup": 2.5}, "lookup: 2.5 should be a valid integer"),
+        ({"lookup": True}, "lookup: True should be a valid integer"),
+        ({"least_kept": "x"}, "least_kept: 'x' should be a valid number"),
+        ({"mode": "fused", "rows": 2.5}, "rows: 2.5 should be a valid integer"),
         ({"lookup": 33}, "lookup: 33"),
-        ({"least_kept": -0.5}, "least kept: -0.5"),
-        ({"least_kept": float("nan")}, "least kept: nan"),
-        ({"least_kept": float("inf")}, "least kept: inf"),
-        ({"mode": "fused", "num_denoise_steps": 1}, "denoise steps: fused mode has none"),
-        ({"mode": "serial", "rows": 8}, "rows: serial mode has no budget of rows"),
-        ({"mode": "fused", "rows": 1}, "rows: 1 leaves no room for a slot"),
+        ({"least_kept": -0.5}, "least_kept: -0.5"),
+        ({"least_kept": float("nan")}, "least_kept: nan"),
+        ({"least_kept": float("inf")}, "least_kept: inf"),
+        (
+            {"mode": "fused", "num_denoise_steps": 1},
+            "num_denoise_steps: method fused has no such option",
+        ),
+        ({"mode": "serial", "rows": 8}, "rows: method serial has no such option"),
+        ({"mode": "fused", "rows": 1}, "rows: 1 should be greater than or equal to 2"),
         (
             {"mode": "fused", "draft_length": 6},
-            "draft length: 6 is not within 1 and the most that the drafter can draft, 5",
+            "draft_length: 6 is not within 1 and 5: slots draft 5 tokens at most",
         ),
         ({"raw": True, "thinking": True}, "thinking"),
     ],
@@ -409,7 +433,7 @@ def test_a_drafter_that_fails_gives_the_same_answer_and_a_warning(
         raise RuntimeError("no [bold] memory")
 
     plain = model.generate("hello", mode="plain", max_tokens=20)
-    monkeypatch.setattr("d3d.drafting.block_drafter.BlockDraftSession.draft_behind", fail)
+    monkeypatch.setattr("d3d.methods.serial.denoise.BlockDenoiser.draft", fail)
     result = model.generate("hello", max_tokens=20)
     assert result.token_ids == plain.token_ids
     assert result.speculation is not None

@@ -111,22 +111,22 @@ def test_no_prompts_are_no_answers(model: Model) -> None:
         (
             ["hello", "why?"],
             {"per_prompt": [{}, {"draft_length": 2}]},
-            "prompts[1]: draft_length: there is no such parameter",
+            "prompts[1]: draft_length: there is no such key",
         ),
-        (["hello"], {"temprature": 1.0}, "prompts[0]: temprature: there is no such parameter"),
+        (["hello"], {"temprature": 1.0}, "prompts[0]: temprature: there is no such key"),
         (["hello"], {"max_batch": 0}, "max_batch: 0 is not a whole number of 1 or more"),
         (["hello"], {"max_batch": 2.5}, "max_batch: 2.5"),
         (
             ["hello"],
             {"mode": "turbo"},
-            "mode: 'turbo' is not one of those for several requests at once: plain, serial, fused, async",
+            "method: 'turbo' is not one of plain, serial, fused, async",
         ),
         (
             ["hello"],
             {"mode": "plain", "draft_length": 2},
-            "draft length: plain mode drafts nothing",
+            "draft_length: method plain has no such option",
         ),
-        (["hello"], {"draft_length": 7}, "draft length: 7"),
+        (["hello"], {"draft_length": 7}, "draft_length: 7"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import pytest
 
 import d3d
 from d3d.hub.checkpoint import read_config
-from d3d.hub.preset_file import read_preset
+from d3d.hub.presets import read_preset
 from d3d.methods.fused.engine import FusedEngine
 from d3d.methods.fused.plan import RowPlan
 
@@ -97,7 +97,7 @@ def test_the_answer_makes_sense(model: d3d.Model) -> None:
 def test_a_thinned_preset_is_small_and_says_where_it_comes_from(
     smollm2: Path, name: str, anchor_slot: bool
 ) -> None:
-    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.names import resolve_drafter
 
     directory = resolve_drafter(name)
     assert sum(file.stat().st_size for file in directory.iterdir()) <= 24 * 2**20

@@ -47,7 +47,7 @@ def test_it_is_planned_from_the_models_configs_alone(name: str) -> None:
 def test_the_target_of_32b_has_32_billion_parameters() -> None:
     import torch
 
-    from d3d.hub.loading import load_config
+    from d3d.hub.open_model import load_config
     from d3d.train.work import blank_transformer
 
     for name, count in (

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from d3d.drafting.fused_layout import fused_layout
+from d3d.methods.fused.engine import fused_layout
 from d3d.model.drafter import DeltaConfig, DrafterConfig
 
 CACHED, GROUPS = 4, (3, 2, 1)

@@ -1,9 +1,9 @@
-"""Draws fused mode's speed against its rows, from what `benchmarks/modes.py` has printed.
+"""Draws fused mode's speed against its rows, from what `studies/modes.py` has printed.
 
 usage: python docs/pictures/fused_rows.py docs/pictures/fused_rows.json DIRECTORY        (needs the
 extra `bench`)
 
-The JSON file maps a set's name to the object that benchmarks/modes.py printed for it.
+The JSON file maps a set's name to the object that studies/modes.py printed for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(source: str, directory: str) -> None:
         if measured["settings"]["over"] != "plain":
             raise SystemExit(
                 f"{source}: the ratios of {name} are not to plain decoding; "
-                "run benchmarks/modes.py without --over"
+                "run studies/modes.py without --over"
             )
         draw(one, measured)
         one.set_title(f"{name}, {measured['prompts']} prompts")

@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-CODE = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
+CODE = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n"
+    "```python\n{}\n```"
+)
 SEED = 0
 
 
@@ -47,9 +50,8 @@ def code_tasks(tasks: list[dict]) -> Iterator[str]:
             None,
         )
         if header:
-            yield CODE.format(
-                f'{header}\n    """ {task["text"]}\n    >>> {task["test_list"][0].removeprefix("assert ")}\n    """'
-            )
+            test = task["test_list"][0].removeprefix("assert ")
+            yield CODE.format(f'{header}\n    """ {task["text"]}\n    >>> {test}\n    """')
 
 
 def chat_tasks(tasks: list[dict]) -> Iterator[str]:

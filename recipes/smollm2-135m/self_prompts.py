@@ -19,11 +19,12 @@ import d3d
 
 OPENINGS = (
     """
-Write a, Write an, Explain, Explain how, Explain why, What is, What are, How do I, How does, How can I, Why, Who was, Describe,
-Imagine, Compare, List, Give me, Tell me, Summarize, Translate, Rewrite, Suggest, Create a, Design a, Compose, Draft, Discuss,
-Help me, Can you, Could you, I need, I am, I want to, My, You are a, Pretend that, If, When, Where, Which, Should, Is it, Are
-there, Convert, Calculate, Solve, Find, Classify, Identify, Analyze, Write a Python function that, Write a story, Write a poem,
-Write an email, Plan a, Outline, Name, Define, In, The, A
+Write a, Write an, Explain, Explain how, Explain why, What is, What are, How do I, How does, How
+can I, Why, Who was, Describe, Imagine, Compare, List, Give me, Tell me, Summarize, Translate,
+Rewrite, Suggest, Create a, Design a, Compose, Draft, Discuss, Help me, Can you, Could you, I
+need, I am, I want to, My, You are a, Pretend that, If, When, Where, Which, Should, Is it, Are
+there, Convert, Calculate, Solve, Find, Classify, Identify, Analyze, Write a Python function that,
+Write a story, Write a poem, Write an email, Plan a, Outline, Name, Define, In, The, A
 """.strip()
     .replace("\n", " ")
     .split(", ")

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from pydantic import ValidationError
 from typing_extensions import Self, Unpack
 
-from d3d.config import (
-    SpeculativeChoice,
-    read_speculative_config,
-    request_config,
-    usual_method,
-)
+from d3d.config import asked_method, request_config, usual_method
 from d3d.engine.engine import Engine
 from d3d.engine.request import Request, new_request
 from d3d.engine.sampling import SamplingParams
@@ -28,6 +23,7 @@ from d3d.handle import Handle, Stepper
 from d3d.hub.chat import encode_chat
 from d3d.hub.open_model import OpenModel, TargetModel
 from d3d.methods.base import Built, MethodConfig, Parts
+from d3d.model.drafter import DrafterModel
 from d3d.model.int8 import precision
 from d3d.results import GenerationResult, Recorder, Settings, StreamChunk
 
@@ -137,6 +133,10 @@ class Model:
         return self.target.tokenizer
 
     @property
+    def drafter(self) -> DrafterModel | None:
+        return self.parts.drafter
+
+    @property
     def has_drafter(self) -> bool:
         return self.parts.drafter is not None or self.parts.draft_model is not None
 
@@ -174,10 +174,14 @@ class Model:
     def config(self, **options: Unpack[SpeculationOptions]) -> MethodConfig:
         """The method and options of a request, those of a preset filled in. Raises
         InvalidRequest."""
-        method, fields = method_and_options(options)
-        has_drafter = self.has_drafter
-        method = method or self.default_method
-        return request_config(self.preset, method, fields, has_drafter=has_drafter)
+        asked = asked_method(options)
+        if asked.drafter is not None:
+            raise InvalidRequest(
+                "speculative_config: model: the drafter is named when the model is loaded: "
+                "d3d.load(target, drafter)"
+            )
+        method = asked.method or self.default_method
+        return request_config(self.preset, method, asked.options, has_drafter=self.has_drafter)
 
     def built(self, config: MethodConfig) -> Built:
         """Target and drafter of a method, made once. Raises InvalidRequest, WorkerFailed."""
@@ -358,7 +362,7 @@ class Model:
         if isinstance(prompt, str) and not raw:
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            return encode_chat(self.tokenizer, cast("Messages", prompt), thinking=thinking)
+            return encode_chat(self.tokenizer, prompt, thinking=thinking)
         if thinking is not None:
             raise InvalidRequest(
                 "thinking: it is a switch of the chat template, which this prompt does not go "
@@ -411,29 +415,6 @@ def split_options(options: RequestOptions) -> tuple[dict[str, Any], SpeculationO
 
 
 _SPECULATION = frozenset(SpeculationOptions.__annotations__)
-
-
-def method_and_options(options: SpeculationOptions) -> tuple[str | None, dict[str, Any]]:
-    """The method that is asked for, None if none is, and its options; all spellings of both.
-    Raises InvalidRequest for contradictions."""
-    fields = {name: value for name, value in options.items() if value is not None}
-    config = fields.pop("speculative_config", None)
-    given = SpeculativeChoice(None, {}, None)
-    if config is not None:
-        given = read_speculative_config(cast("Mapping[str, Any] | str", config))
-    if given.drafter is not None:
-        raise InvalidRequest(
-            "speculative_config: model: the drafter is named when the model is loaded: "
-            "d3d.load(target, drafter)"
-        )
-    num_tokens = fields.pop("prompt_lookup_num_tokens", None)
-    if num_tokens is not None:
-        fields |= {"method": fields.get("method", "ngram"), "draft_length": num_tokens}
-    names = [fields.pop("method", None), fields.pop("mode", None), given.method]
-    methods = list(dict.fromkeys(str(name) for name in names if name is not None))
-    if len(methods) > 1:
-        raise InvalidRequest(f"method: {methods[0]!r} and {methods[1]!r} are both asked for")
-    return (methods[0] if methods else None), {**given.options, **fields}
 
 
 def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: object) -> None:

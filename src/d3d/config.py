@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
-from d3d.hub.preset_file import PresetFile
+from d3d.hub.presets import PresetFile
 from d3d.methods.async_.config import AsyncConfig
 from d3d.methods.auto.config import AutoConfig
 from d3d.methods.base import MethodConfig
@@ -81,9 +81,10 @@ def spec_config(method: str, options: Mapping[str, Any]) -> MethodConfig:
         if value is None or (name in OFF and value == OFF[name]):
             del fields[name]
         elif name in OPTIONS:
+            *others, last = OPTIONS[name]
+            owners = f"{', '.join(others)} or {last}" if others else last
             raise InvalidRequest(
-                f"{name}: method {method} has no such option; leave it out, or use method "
-                f"{' or '.join(OPTIONS[name])}"
+                f"{name}: method {method} has no such option; leave it out, or use {owners}"
             )
     try:
         return _ADAPTER.validate_python({"method": method, **fields}, strict=True)
@@ -136,6 +137,36 @@ def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice
     if method is None and {"prompt_lookup_min", "prompt_lookup_max"} & fields.keys():
         method = "ngram"
     return SpeculativeChoice(method, canonical(fields), drafter)
+
+
+def asked_method(options: Mapping[str, Any]) -> SpeculativeChoice:
+    """The method that a request asks for, None if it asks for none, and its options; all spellings
+    of both. Raises InvalidRequest for contradictions."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    given = SpeculativeChoice(None, {}, None)
+    if (config := fields.pop("speculative_config", None)) is not None:
+        given = read_speculative_config(config)
+    if (num_tokens := fields.pop("prompt_lookup_num_tokens", None)) is not None:
+        fields = {"method": "ngram", "draft_length": num_tokens, **fields}
+    names = [fields.pop("method", None), fields.pop("mode", None), given.method]
+    methods = list(dict.fromkeys(METHOD_ALIASES.get(name, name) for name in names if name))
+    if len(methods) > 1:
+        raise InvalidRequest(f"method: {methods[0]!r} and {methods[1]!r} are both asked for")
+    method = methods[0] if methods else None
+    if method is not None and method not in METHODS:
+        raise InvalidRequest(f"method: {method!r} is not one of {', '.join(METHODS)}")
+    return SpeculativeChoice(method, canonical_pairs(given.options, fields), given.drafter)
+
+
+def canonical_pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of both under our own names. Raises InvalidRequest if they differ."""
+    ours, theirs = canonical(first), canonical(second)
+    for name in ours.keys() & theirs.keys():
+        if ours[name] != theirs[name]:
+            raise InvalidRequest(
+                f"{name}: {ours[name]} in speculative_config and {theirs[name]} are both asked for"
+            )
+    return {**ours, **theirs}
 
 
 def preset_config(preset: PresetFile, source: str) -> MethodConfig:

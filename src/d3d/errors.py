@@ -36,10 +36,14 @@ class WorkerFailed(D3DError):
 def first_problem(error: Any, known: Iterable[str] = ()) -> str:
     """The first problem of a pydantic ValidationError, in one line that names the field.
 
-    known: the fields that there are, listed if an unknown one was given."""
+    known: the fields that there are, listed (if any) when an unknown one was given."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return f"{name}: there is no such key; there are: {', '.join(known)}"
+        fields = ", ".join(known)
+        return f"{name}: there is no such key" + (f"; there are: {fields}" if fields else "")
     message = str(first["msg"]).removeprefix("Value error, ")
+    value = first.get("input")
+    if isinstance(value, int | float | str) and len(repr(value)) < 80:
+        message = message.replace("Input should", f"{value!r} should", 1)
     return f"{name}: {message}" if name else message

@@ -12,11 +12,10 @@ from d3d.api import ENGINES, Model
 from d3d.config import preset_config, read_speculative_config, spec_config
 from d3d.errors import InvalidRequest
 from d3d.hub.checkpoint import read_config
-from d3d.hub.loading import drafter_of, resolve_drafter
+from d3d.hub.names import drafter_of, resolve_drafter
+from d3d.hub.open_drafter import ready_apart, ready_drafters
 from d3d.hub.open_model import open_model
-from d3d.hub.preset_file import PresetFile, is_preset_file, read_preset
-from d3d.hub.presets import PRESETS
-from d3d.hub.ready import ready_apart, ready_drafters
+from d3d.hub.presets import PRESETS, PresetFile, is_preset_file, read_preset
 from d3d.methods.base import MethodConfig, Parts
 from d3d.model.linear import pack_weights
 from d3d.target.native import NativeTarget
@@ -66,6 +65,7 @@ def load(
             config = spec_config(choice.method or "serial", choice.options)
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+    plain = plain or draft_model is not None
     if plain and drafter is not None:
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
     preset = preset_of(target)

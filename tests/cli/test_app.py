@@ -110,7 +110,7 @@ def test_an_error_of_several_lines_is_printed_as_one(
     ("arguments", "reason"),
     [
         (("generate", "--nope"), "--nope"),
-        (("generate",), "--prompt"),
+        (("generate",), "PROMPT: it is missing"),
         (("nonsense",), "nonsense"),
         (("generate", "--prompt", "x", "--max-tokens", "many"), "--max-tokens"),
     ],
@@ -157,7 +157,7 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("d3d.hub.loading.resolve_model", interrupted)
+    monkeypatch.setattr("d3d.hub.names.resolve_model", interrupted)
     assert run_main(monkeypatch, "pull", "smollm2-135m") == 130
 
 

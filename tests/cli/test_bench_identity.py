@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from d3d.lab.report.identity import identity_record, identity_sections
-from d3d.lab.report.page import markdown_report
-from d3d.lab.report.run import load_run
+from d3d.lab.bench.results import load_run
+from d3d.lab.report.benchmark import identity_record, identity_sections
+from d3d.lab.report.tables import markdown_report
 from support.bench_rows import example_rows, write_run
 from support.command import Outcome, d3d
 

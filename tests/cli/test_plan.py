@@ -1,5 +1,5 @@
 """`d3d plan` as a shell sees it, with costs from data sheets; what it needs a profile for is in
-tests/planning/test_profile.py."""
+tests/lab/plan/test_profile.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from support.command import d3d
 
-H100 = ("--device", "h100")
+H100 = ("--datasheet", "h100")
 MEAN = ("--acceptance-length", 7.88, "--draft-length", 16)
 
 
@@ -48,14 +49,8 @@ def test_without_a_hit_rate_both_ends_are_told() -> None:
     assert "if none were" in notes[1]
 
 
-def test_published_figures_are_told_apart_from_modelled_ones() -> None:
-    outcome = d3d("plan", "--published", "--outcomes", 17)
-    assert outcome.code == 0, outcome.err
-    assert "(modelled)" in outcome.out
-    assert "Published: acceptance length and speed-up; all else is modelled" in " ".join(
-        outcome.out.split()
-    )
-    assert "2 H200" in outcome.out
+def test_the_default_budget_of_outcomes_is_that_of_generate() -> None:
+    assert f"async 16, {DEFAULT_OUTCOMES} outcomes" in modes(*H100, *MEAN, "--hit-rate", 1)
 
 
 def test_fewer_layers_make_drafting_cheaper() -> None:
@@ -75,7 +70,7 @@ def test_fewer_layers_make_drafting_cheaper() -> None:
         ((*H100, "--histogram", "a,b"), "list of counts"),
         ((*H100, "--histogram", "1,2", "--draft-length", 2), "draft length"),
         ((*H100, "--devices", 3, *MEAN), "devices"),
-        (("--device", "abacus", *MEAN), "there are h100"),
+        (("--datasheet", "abacus", *MEAN), "there are h100"),
         ((*H100, "--target", "x", *MEAN), "no shape"),
         ((*H100, "--drafter", "x", *MEAN), "no shape"),
         ((*H100, "--kept-layers", 40, *MEAN), "layers"),
@@ -84,7 +79,7 @@ def test_fewer_layers_make_drafting_cheaper() -> None:
         ((*H100, "--bandwidth-share", 2, *MEAN), "bandwidth share"),
         ((*H100, "--trace", "nothing.json"), "can't be read"),
         (("--profile", "nothing.json", *MEAN), "can't be read"),
-        (("--device", "rtx4090", "--devices", 1, *MEAN), "do not fit"),
+        (("--datasheet", "rtx4090", "--devices", 1, *MEAN), "do not fit"),
     ],
     ids=str,
 )

@@ -13,7 +13,8 @@ import torch
 
 from d3d.cli.training_view import LiveView
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.checkpoint import load_drafter, read_config
+from d3d.hub.checkpoint import read_config
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.train.config import RunConfig
 from d3d.train.corpus import Sample

@@ -11,7 +11,6 @@ import pytest
 from d3d.engine.drafter import Draft, Drafter
 from d3d.engine.engine import Engine
 from d3d.engine.request import Request
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.draft_model.drafter import DraftModelDrafter
 from d3d.methods.fused.engine import FusedEngine
 from d3d.methods.ngram.drafter import NgramDrafter
@@ -22,6 +21,7 @@ from d3d.target.native import NativeTarget
 from support.doubles import Double, failing, faulty, noisy, oracle
 from support.drafters import every_kind, text, tiny_drafter
 from support.runs import SAMPLING, Run, Watched, make, run_all
+from support.tiny import tiny_transformer
 
 LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
 LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.checkpoint import load_drafter, read_config, restore_interrupted, save_drafter
+from d3d.hub.checkpoint import SCALE, read_config, restore_interrupted, save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.hub.stored_tensors import SCALE
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
 from support.drafters import block_logits

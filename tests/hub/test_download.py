@@ -31,7 +31,8 @@ def write_wheel(directory: Path, content: bytes, member: str = "tiny.gguf") -> P
         archive.writestr("d3d_test_model/__init__.py", "raise RuntimeError('must not be imported')")
         archive.writestr(
             f"{info}/METADATA",
-            "Metadata-Version: 2.1\nName: d3d-test-model\nVersion: 1.0\nRequires-Dist: d3d-not-to-be-had\n",
+            "Metadata-Version: 2.1\nName: d3d-test-model\nVersion: 1.0\n"
+            "Requires-Dist: d3d-not-to-be-had\n",
         )
         archive.writestr(
             f"{info}/WHEEL",
@@ -176,7 +177,8 @@ def test_a_killed_download_leaves_nothing_that_passes_as_good(
     script.write_text(
         "import sys, time\nfrom pathlib import Path\nfrom d3d.hub.cache import making\n"
         "with making(Path(sys.argv[1])) as work:\n"
-        "    (work / 'tiny.gguf').write_bytes(b'GGUF')\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "    (work / 'tiny.gguf').write_bytes(b'GGUF')\n"
+        "    print('ready', flush=True)\n    time.sleep(60)\n"
     )
     path = download.cached_file(preset.target)
     with subprocess.Popen(

@@ -1,5 +1,5 @@
 """An exported drafter is a plain model that transformers loads, and that computes what the drafter
-does where all rows use the deltas."""
+does if its deltas act on every row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import load_drafter, save_drafter
-from d3d.hub.export import Exported, export_drafter
-from d3d.hub.merged import MASK_TOKEN
+from d3d.hub.checkpoint import save_drafter
+from d3d.hub.export import MASK_TOKEN, Exported, export_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel, open_model
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterModel
@@ -43,7 +43,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved(base: OpenModel, path: Path, **kind: Any) -> DrafterModel:
-    """What a checkpoint at `path` holds, with its deltas on every row."""
+    """Save a drafter at `path` and load it, with its deltas on every row."""
     save_drafter(path, random_drafter(base, **kind), base, storage="float32")
     model = load_drafter(path, base)
     if model.config.delta is not None:
@@ -55,7 +55,7 @@ def saved(base: OpenModel, path: Path, **kind: Any) -> DrafterModel:
 
 @torch.no_grad()
 def our_logits(model: DrafterModel) -> Tensor:
-    """Of every row: the text, then masked slots."""
+    """Logits of every row: the text, then masked slots."""
     ids = torch.tensor([TEXT + [-1] * SLOTS])
     rows = ids.shape[1]
     causal = torch.ones(rows, rows, dtype=torch.bool).tril()[None]
@@ -244,7 +244,7 @@ def test_a_drafters_own_mask_token_stays(tiny_target: Path, tmp_path: Path) -> N
     exported = export_drafter(tmp_path / "drafter", tmp_path / "out")
     assert (exported.vocab_size, exported.mask_token_id) == (302, 301)
     assert "lm_head.weight" not in load_file(exported.path / "model.safetensors"), "still tied"
-    assert "Masked places are token id 301;" in (exported.path / "README.md").read_text()
+    assert "Masked positions are token id 301;" in (exported.path / "README.md").read_text()
     with pytest.raises(InvalidRequest, match="are token 301 already"):
         export_drafter(tmp_path / "drafter", tmp_path / "again", mask_token_id=300)
 
@@ -354,7 +354,7 @@ def test_deltas_need_their_base(tmp_path: Path) -> None:
     saved(open_tiny(target), tmp_path / "drafter")
     moved = target.rename(tmp_path / "moved")
     with pytest.raises(
-        InvalidCheckpoint, match=r"deltas over .*target .*not to be had: .*name it with --target"
+        InvalidCheckpoint, match=r"deltas over .*target .*can't be opened: .*by --target"
     ):
         export_drafter(tmp_path / "drafter", tmp_path / "out")
     assert export_drafter(tmp_path / "drafter", tmp_path / "out", target=str(moved)).path.is_dir()

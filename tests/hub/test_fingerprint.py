@@ -118,7 +118,7 @@ def test_a_gap_in_the_ids_is_called_unused() -> None:
 
 @pytest.mark.real_model
 def test_the_real_model_is_identified_quickly(smollm2: Path) -> None:
-    from d3d.hub.loading import load_tokenizer, read_tensors
+    from d3d.hub.open_model import load_tokenizer, read_tensors
 
     tensors = read_tensors(smollm2)
     first = weights_fingerprint(tensors)  # reads the file's pages, maybe from disk

@@ -1,3 +1,5 @@
+"""Config, tokenizer, end tokens and tensors of a directory, and the model opened from it."""
+
 from __future__ import annotations
 
 import json
@@ -7,13 +9,43 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import save_file
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.loading import read_tensors, resolve_model
-from d3d.hub.open_model import open_model, pick_device, pick_dtype
-from support.tiny_gguf import write_tiny_gguf
+from d3d.hub.names import resolve_model
+from d3d.hub.open_model import (
+    eos_token_ids,
+    load_config,
+    load_tokenizer,
+    open_model,
+    pick_device,
+    pick_dtype,
+    read_tensors,
+)
+from support.tiny_gguf import TinyGguf, write_tiny_gguf
 
 CPU = torch.device("cpu")
+
+
+def shards(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.fixture
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE({text: i for i, text in enumerate(alphabet)}, []))
+    )
+
+
+# Devices and dtypes
 
 
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
@@ -63,6 +95,9 @@ def test_a_dtype_is_taken_as_asked_or_refused() -> None:
             InvalidRequest, match=f"dtype: '{name}' is not supported; use auto, float32 or bfloat16"
         ):
             pick_dtype(name, CPU)
+
+
+# Open models
 
 
 @pytest.fixture
@@ -115,3 +150,112 @@ def test_a_config_at_odds_with_the_weights_is_refused(directory: Path) -> None:
     file.write_text(json.dumps({**content, "intermediate_size": content["intermediate_size"] + 8}))
     with pytest.raises(InvalidCheckpoint, match=r"gate_proj\.weight has shape"):
         open_model(str(directory), device="cpu", dtype="float32")
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("layout", ["single", "sharded"])
+def test_all_tensors_are_read_as_they_were_saved(
+    layout: str, tiny: LlamaForCausalLM, request: pytest.FixtureRequest
+) -> None:
+    tensors = read_tensors(request.getfixturevalue(layout))
+    expected = tiny.state_dict()
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    shards(sharded)[1].unlink()
+    with pytest.raises(InvalidCheckpoint, match=r"model-00002-of.*missing"):
+        read_tensors(sharded)
+
+
+@pytest.mark.parametrize("keep", [4, 100, -10])
+def test_a_file_cut_short_is_named(single: Path, keep: int) -> None:
+    file = single / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors is damaged"):
+        read_tensors(single)
+
+
+def test_a_tensor_that_the_index_lacks_is_named(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    weight_map.pop("model.norm.weight")
+    edit_json(index, weight_map=weight_map)
+    with pytest.raises(
+        InvalidCheckpoint,
+        match=r"names model\.norm\.weight, which model\.safetensors\.index\.json lacks",
+    ):
+        read_tensors(sharded)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    weight_map["model.extra.weight"] = shards(sharded)[0].name
+    edit_json(index, weight_map=weight_map)
+    with pytest.raises(
+        InvalidCheckpoint, match=r"names model\.extra\.weight, which model-00001-of-.* lacks"
+    ):
+        read_tensors(sharded)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_damaged_index_is_named(sharded: Path, content: str) -> None:
+    (sharded / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(InvalidCheckpoint, match=r"index\.json"):
+        read_tensors(sharded)
+
+
+def test_weights_of_another_format_are_refused(single: Path) -> None:
+    (single / "model.safetensors").rename(single / "pytorch_model.bin")
+    with pytest.raises(InvalidCheckpoint, match="only safetensors"):
+        read_tensors(single)
+
+
+# Config, tokenizer, end tokens
+
+
+def test_a_directory_is_taken_as_it_is(single: Path) -> None:
+    assert resolve_model(str(single)) == single
+    assert load_config(single).num_hidden_layers == 3
+
+
+def test_a_damaged_config_is_named(single: Path) -> None:
+    for content in ("{", "{}", '{"model_type": "no-such-family"}'):
+        (single / "config.json").write_text(content)
+        with pytest.raises(InvalidCheckpoint, match=r"config\.json"):
+            load_config(single)
+
+
+def test_a_directory_without_tokenizer_is_refused(single: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match="tokenizer"):
+        load_tokenizer(single)
+
+
+def test_a_damaged_tokenizer_is_refused(gguf: TinyGguf) -> None:
+    directory = resolve_model(str(gguf.path))
+    (directory / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(InvalidCheckpoint, match="tokenizer"):
+        load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(("named", "expected"), [([5, 6], {2, 5, 6}), (7, {2, 7}), (None, {2})])
+def test_end_tokens_come_from_all_places(
+    single: Path, named: object, expected: set[int], byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    byte_tokenizer.eos_token = byte_tokenizer.convert_ids_to_tokens(3)
+    edit_json(single / "generation_config.json", eos_token_id=named)
+    assert eos_token_ids(single, load_config(single), byte_tokenizer) == expected
+
+
+def test_the_tokenizers_end_token_counts_where_no_other_is_named(
+    single: Path, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    (single / "generation_config.json").unlink()
+    edit_json(single / "config.json", eos_token_id=None)
+    assert eos_token_ids(single, load_config(single), byte_tokenizer) == frozenset()
+    byte_tokenizer.eos_token = byte_tokenizer.convert_ids_to_tokens(3)
+    assert eos_token_ids(single, load_config(single), byte_tokenizer) == {3}

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target, linear_layers
 from d3d.model.kv_cache import PassThrough
@@ -19,6 +18,7 @@ from d3d.model.masks.dense import dense
 from d3d.model.masks.rules import Rows, block_rules, union
 from d3d.model.transformer import Transformer
 from support.drafters import block_logits, every_kind, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 CLEAN, SLOTS = 9, 4
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.loading import load_config, load_tokenizer, read_tensors
-from d3d.hub.tiny import tiny_config, tiny_tensors, tiny_transformer
+from d3d.hub.open_model import load_config, load_tokenizer, read_tensors
 from d3d.model.config import decoder_config
 from d3d.model.masks.dense import causal
 from d3d.model.transformer import Transformer
+from support.tiny import tiny_config, tiny_tensors, tiny_transformer
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

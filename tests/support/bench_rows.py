@@ -1,5 +1,5 @@
-"""Rows of benchmark results by hand: seconds and rounds are given, so every figure can be worked
-out on paper."""
+"""Hand-made rows of benchmark results: seconds and rounds are given, so every figure can be checked
+on paper."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from d3d.engine.round import Round
 from d3d.lab.bench.answers import Setting
-from d3d.lab.bench.rows import Acceptance, Identity, Round, Row, Timing
+from d3d.lab.bench.rows import Identity, Row, RowTiming, acceptance_of
 
 Deliveries = list[tuple[float, int]]
 
@@ -20,11 +21,10 @@ def row(
     rounds: list[Round] | None = None,
     **fields: Any,
 ) -> Row:
-    """An answer of the set `tiny`, alone in its batch, identical to plain's unless told
-    otherwise."""
+    """An answer of the set `tiny`, alone in its batch, identical to plain's by default."""
     tokens = sum(count for _, count in deliveries)
     first, last = deliveries[0][0], deliveries[-1][0]
-    timing = Timing(
+    timing = RowTiming(
         ttft_s=first,
         total_s=last,
         tpot_s=(last - first) / (tokens - 1) if len(deliveries) > 1 else None,
@@ -32,17 +32,6 @@ def row(
         batch_size=1,
         deliveries=deliveries,
     )
-    acceptance = None
-    if rounds is not None:
-        drafted = sum(one.draft_length for one in rounds)
-        acceptance = Acceptance(
-            rounds=len(rounds),
-            acceptance_length=sum(one.num_committed for one in rounds) / len(rounds)
-            if rounds
-            else 0.0,
-            acceptance_rate=sum(one.num_accepted for one in rounds) / drafted if drafted else 0.0,
-            each_round=rounds,
-        )
     defaults: dict[str, Any] = {
         "set_name": "tiny",
         "turn": 0,
@@ -64,7 +53,7 @@ def row(
         method=method,
         prompt_id=prompt_id,
         timing=timing,
-        acceptance=acceptance,
+        acceptance=None if rounds is None else acceptance_of(rounds),
         **(defaults | fields),
     )
 
@@ -86,9 +75,9 @@ def example_rows() -> list[Row]:
 
 
 def write_run(directory: Path, rows: list[Row], **fixed: Any) -> Path:
-    """A run's directory with these rows."""
+    """Write a run's directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(one.model_dump(mode="json", by_alias=True)) for one in rows]
+    lines = [json.dumps(row.model_dump(mode="json", by_alias=True)) for row in rows]
     (directory / "results.jsonl").write_text("\n".join(lines) + "\n")
     session = {
         "command": ["d3d", "bench", "run", "x|y"],

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from d3d.engine.request import Request
 from d3d.engine.sampling import SamplingParams
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.kv_cache import PassThrough
@@ -21,6 +20,7 @@ from d3d.model.linear import Linear
 from d3d.model.masks.dense import dense
 from d3d.model.masks.rules import Rows, block_rules, union
 from d3d.model.transformer import Rotary, Transformer
+from support.tiny import tiny_transformer
 
 STARTS: dict[str, dict[str, Any]] = {
     "next": {"alignment": "next"},

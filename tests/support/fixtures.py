@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeTarget
+from support.tiny import tiny_transformer
 
 CORPUS = ["ha ha ha hello world", "the cat sat on the mat", "你好你好 世界", "naïve café"] * 4
 

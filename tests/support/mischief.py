@@ -15,7 +15,6 @@ import torch
 
 from d3d.engine.drafter import Draft
 from d3d.engine.sampling import uniform
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.preparer import Preparer, PreparingSession
@@ -34,6 +33,7 @@ from support.doubles import (
     wrong_at,
 )
 from support.drafters import tiny_drafter
+from support.tiny import tiny_transformer
 
 DRAFTERS = ("oracle", "noisy", "always wrong", "wrong at 1", "empty", "scripted", "model")
 

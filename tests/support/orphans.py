@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.workers import ProcessWorker
 from d3d.target.native import NativeTarget
 from support.async_runs import async_drafter, coordinating, rehearsed
 from support.runs import make, run
+from support.tiny import tiny_transformer
 
 
 def seconds_until_gone(limit_s: float = 30.0) -> float:

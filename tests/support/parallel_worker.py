@@ -17,12 +17,12 @@ from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
-from d3d.train.parallel import Alone, choose_parallel, processes
+from d3d.train.parallel import Parallel, choose_parallel, processes
 from d3d.train.run import TrainingRun
 from d3d.train.trainer import Trainer
 from support.tiny_model import open_tiny
 
-__all__ = ["Alone"]
+__all__ = ["Parallel"]
 
 BLOCK = 4
 DEATH = 9

@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 
 from d3d.engine.drafter import Target
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator
 from d3d.methods.async_.placement import available_cores, worker_cores
@@ -32,6 +31,7 @@ from support.async_runs import VOCAB, Slow, async_drafter, coordinating
 from support.drafters import text, tiny_drafter
 from support.mischief import DRAFTERS, Ledger, Mischief, Troublemaker, double
 from support.runs import SAMPLING, Run, make, run
+from support.tiny import tiny_transformer
 
 FAULTS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -36,82 +35,36 @@ def write_tiny_gguf(path: Path, kind: GGMLQuantizationType, pre: str = "smollm")
     num_tokens = _write_tokenizer(writer, pre)
     tiny = TinyGguf(path)
     rng = np.random.default_rng(0)
+
+    def write(theirs: str, ours: str, *shape: int) -> None:
+        values = rng.standard_normal(shape).astype(np.float32)
+        stored = kind if len(shape) > 1 else GGMLQuantizationType.F32
+        if len(shape) == 1:  # bfloat16 numbers that float16 holds too, as in released models
+            values = (np.round(values * 16) / 16).clip(-4, 4).astype(np.float32)
+        packed = quantize(values, stored)
+        writer.add_tensor(f"{theirs}.weight", packed, raw_dtype=stored)
+        if ours:
+            tiny.values[f"{ours}.weight"] = dequantize(packed, stored)
+
     kv_size = HIDDEN // HEADS * KV_HEADS
-    _write(
-        writer,
-        tiny,
-        rng,
-        "token_embd.weight",
-        "model.embed_tokens.weight",
-        (num_tokens, HIDDEN),
-        kind,
-    )
-    _write(
-        writer,
-        tiny,
-        rng,
-        "output_norm.weight",
-        "model.norm.weight",
-        (HIDDEN,),
-        GGMLQuantizationType.F32,
-    )
+    write("token_embd", "model.embed_tokens", num_tokens, HIDDEN)
+    write("output_norm", "model.norm", HIDDEN)
     for layer in range(LAYERS):
         ours, theirs = f"model.layers.{layer}", f"blk.{layer}"
-        for norm, name in (
-            ("attn_norm", "input_layernorm"),
-            ("ffn_norm", "post_attention_layernorm"),
-        ):
-            _write(
-                writer,
-                tiny,
-                rng,
-                f"{theirs}.{norm}.weight",
-                f"{ours}.{name}.weight",
-                (HIDDEN,),
-                GGMLQuantizationType.F32,
-            )
-        matrices = {
-            ("attn_q", ""): (HIDDEN, HIDDEN),
-            ("attn_k", ""): (kv_size, HIDDEN),
-            ("attn_v", "self_attn.v_proj"): (kv_size, HIDDEN),
-            ("attn_output", "self_attn.o_proj"): (HIDDEN, HIDDEN),
-            ("ffn_gate", "mlp.gate_proj"): (INNER, HIDDEN),
-            ("ffn_up", "mlp.up_proj"): (INNER, HIDDEN),
-            ("ffn_down", "mlp.down_proj"): (HIDDEN, INNER),
-        }
-        for (their_name, our_name), shape in matrices.items():
-            _write(
-                writer,
-                tiny,
-                rng,
-                f"{theirs}.{their_name}.weight",
-                our_name and f"{ours}.{our_name}.weight",
-                shape,
-                kind,
-            )
+        write(f"{theirs}.attn_norm", f"{ours}.input_layernorm", HIDDEN)
+        write(f"{theirs}.ffn_norm", f"{ours}.post_attention_layernorm", HIDDEN)
+        write(f"{theirs}.attn_q", "", HIDDEN, HIDDEN)
+        write(f"{theirs}.attn_k", "", kv_size, HIDDEN)
+        write(f"{theirs}.attn_v", f"{ours}.self_attn.v_proj", kv_size, HIDDEN)
+        write(f"{theirs}.attn_output", f"{ours}.self_attn.o_proj", HIDDEN, HIDDEN)
+        write(f"{theirs}.ffn_gate", f"{ours}.mlp.gate_proj", INNER, HIDDEN)
+        write(f"{theirs}.ffn_up", f"{ours}.mlp.up_proj", INNER, HIDDEN)
+        write(f"{theirs}.ffn_down", f"{ours}.mlp.down_proj", HIDDEN, INNER)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return tiny
-
-
-def _write(
-    writer: GGUFWriter,
-    tiny: TinyGguf,
-    rng: Any,
-    theirs: str,
-    ours: str,
-    shape: tuple[int, ...],
-    kind: GGMLQuantizationType,
-) -> None:
-    values = rng.standard_normal(shape).astype(np.float32)
-    if len(shape) == 1:  # bfloat16 numbers that float16 holds too, as the norms of released models
-        values = (np.round(values * 16) / 16).clip(-4, 4).astype(np.float32)
-    packed = quantize(values, kind)
-    writer.add_tensor(theirs, packed, raw_dtype=kind)
-    if ours:
-        tiny.values[ours] = dequantize(packed, kind)
 
 
 def _write_shape(writer: GGUFWriter) -> None:

@@ -14,17 +14,18 @@ from transformers import PreTrainedTokenizerFast
 
 from d3d.hub.checkpoint import save_drafter
 from d3d.hub.open_model import OpenModel, open_model
-from d3d.hub.tiny import tiny_config, tiny_tensors
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import Linear
+from support.tiny import tiny_config, tiny_tensors
 
 CONTEXT = 256
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}{% endif %}"
+    "{% if enable_thinking is defined %}<think>"
+    "{% if not enable_thinking %}</think>{% endif %}{% endif %}{% endif %}"
 )
 TEXTS = [
     "the cat sat on the mat",

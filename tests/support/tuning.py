@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.search import SearchPlan
 from d3d.lab.tune.setups import OWN, DrafterFacts, Setup, Space
 
@@ -32,12 +32,12 @@ class Formula:
     asked: list[tuple[str, int]] = field(default_factory=list)
     """Keys of setups, and cases."""
 
-    def __call__(self, setup: Setup, case: int) -> Measured:
+    def __call__(self, setup: Setup, case: int) -> CaseResult:
         self.asked.append((setup.key, case))
         tokens = 50 + 10 * case
         cost = self.ms_per_token(setup) * (1 + 0.3 * case)
         rounds = 0 if setup.mode == "plain" else tokens // 3
-        return Measured(
+        return CaseResult(
             cost * tokens / 1000, tokens, rounds, tokens if rounds else 0, f"answer {case}"
         )
 
@@ -46,9 +46,9 @@ class Formula:
         if setup.mode == "plain":
             return 10 * slow
         base = {"serial": 5.0, "fused": 8.0, "async": 12.0}[setup.mode]
-        length = setup.options.draft_length or 5
-        confidence = setup.options.draft_confidence
-        steps = setup.options.num_denoise_steps or 1
+        length = setup.given.get("draft_length") or 5
+        confidence = setup.given.get("draft_confidence")
+        steps = setup.given.get("num_denoise_steps") or 1
         cut = 0.8 if confidence is None else abs(confidence - 0.1)
         return slow * (base + 0.4 * abs(length - 6) + cut + 2 * (steps - 1))
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from support.drafters import block_logits, every_kind, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 ANCHORS = [3, 3, 9, 4, 13]  # in any order, and two blocks may share one

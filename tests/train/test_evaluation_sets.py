@@ -13,14 +13,22 @@ import pytest
 
 from d3d.errors import InvalidRequest
 from d3d.train import prompts as prompts_module
-from d3d.train.evaluation_sets import SETS, EvaluationSets, fingerprint, known_sets
-from d3d.train.formats import FORMATS
+from d3d.train.evaluation_sets import (
+    FORMATS,
+    SETS,
+    EvaluationSets,
+    fingerprint,
+    known_sets,
+)
 from d3d.train.prompts import Drawn, PromptOptions, draw_prompts
 from support.tiny_model import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
-PROBLEM = "Ada\u2019s hens lay 7 eggs a day \u2014 she sells $\\frac{3}{7}$ of them. How many are left after 3 days?"
+PROBLEM = (
+    "Ada\u2019s hens lay 7 eggs a day \u2014 she sells $\\frac{3}{7}$ of them. How many are left "
+    "after 3 days?"
+)
 SHORT = "Compute $5! - 3$."
 CODE = (
     'def halve(n: int) -> int:\n    """Half of n, rounded down.\n    >>> halve(7)\n    3\n    """\n'

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from d3d.model.masks.rules import Rows, block_rules, union
-from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
-from d3d.train.flex import FlexStore
+from d3d.train.blocks import FlexStore, clean_pass, hang_blocks, joint_pass, slot_pass
 from support.drafters import every_kind, text, tiny_drafter
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -3,16 +3,18 @@ one by one."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from d3d.engine.drafter import Draft
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.outcomes import Outcome, Place, likely_outcomes
 from d3d.methods.async_.packed_pass import PackedDrafter
+from d3d.train.acceptance import HitCounts, total_hits
 from d3d.train.corpus import Sample
-from d3d.train.evaluate import replay
-from d3d.train.outcome_replay import Hits, replay_outcomes, total_hits
+from d3d.train.replay import _is_listed, replay, replay_outcomes
 from support.drafters import reference_draft, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 
 class Scripted:
@@ -22,7 +24,7 @@ class Scripted:
         self.blocks, self.places = blocks, places
         self.asked: list[tuple[int, int]] = []
 
-    def open(self, capacity: int, outcome_budget: int) -> Scripted:
+    def open(self, outcome_budget: int) -> Scripted:
         return self
 
     def draft(self, text: list[int], draft_length: int) -> Draft:
@@ -116,16 +118,15 @@ def test_clean_rows_of_the_targets_own_weights_foresee_a_greedy_answer() -> None
 
 
 def test_counts_of_several_answers_add_up_and_others_do_not() -> None:
-    one, other = Hits(2, (1, 4)), Hits(2, (1, 4))
+    one, other = HitCounts(2, (1, 4)), HitCounts(2, (1, 4))
     outcomes = [Outcome(0, 1), Outcome(2, 5), Outcome(1, 3)]
-    one.add(outcomes, Outcome(0, 1), 2)
-    one.add(outcomes, Outcome(1, 3), 2)
-    other.add(outcomes, Outcome(1, 9), 2)
+    for counts, verdict in ((one, Outcome(0, 1)), (one, Outcome(1, 3)), (other, Outcome(1, 9))):
+        counts.add_round(verdict.num_accepted, partial(_is_listed, verdict, outcomes, 2))
     whole = total_hits([one, other])
     assert whole.wanted == [1, 2, 0]
     assert whole.hits == {1: [1, 0, 0], 4: [1, 1, 0]}
     assert whole.to_dict()["hit_rate"] == {"1": pytest.approx(1 / 3), "4": pytest.approx(2 / 3)}
-    assert Hits(2, (1,)).hit_rate == {1: None}
-    for parts in ([one, Hits(3, (1, 4))], [one, Hits(2, (1, 8))], []):
+    assert HitCounts(2, (1,)).hit_rate == {1: None}
+    for parts in ([one, HitCounts(3, (1, 4))], [one, HitCounts(2, (1, 8))], []):
         with pytest.raises(ValueError, match="add up"):
             total_hits(parts)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.checkpoint import load_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.train.corpus import Sample
 from d3d.train.run import TrainingRun
@@ -136,7 +136,7 @@ def test_what_is_not_finite_in_one_process_is_named_by_all(trained: Path) -> Non
 
 
 def test_answers_that_can_not_be_shared_evenly_are_refused(base: OpenModel) -> None:
-    class Three(worker.Alone):
+    class Three(worker.Parallel):
         size = 3
 
     config = worker.run_config("deltas")

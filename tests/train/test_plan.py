@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.tiny import tiny_config, tiny_tensors
 from d3d.model.config import decoder_config
 from d3d.model.drafter import DeltaConfig, DrafterConfig
 from d3d.model.from_target import from_target
@@ -17,16 +16,17 @@ from d3d.model.transformer import Transformer
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
-from d3d.train.plan import Machine, Plan, plan_run
+from d3d.train.plan import Machine, TrainingPlan
 from d3d.train.trainer import Trainer
 from d3d.train.work import (
     AnswerShape,
-    _Kept,
     answer_flops,
     blank_drafter,
     blank_transformer,
     kept_bytes,
+    saved_bytes,
 )
+from support.tiny import tiny_config, tiny_tensors
 
 CPU = torch.device("cpu")
 DELTAS: dict[str, DeltaConfig | None] = {
@@ -60,13 +60,14 @@ def plan(
     samples: list[Sample] | None = None,
     machine: Machine | None = None,
     **train: Any,
-) -> Plan:
+) -> TrainingPlan:
     stages = (Stage(share=0.5, block_size=3, anchors=6), Stage(share=0.5, block_size=6, anchors=4))
     settings = {"steps": 10, "answers_per_step": 2, "max_length": 64, "stages": stages, **train}
     config = RunConfig(
         drafter=DrafterSpec(block_size=8, delta=DELTAS[kind]), train=TrainConfig(**settings)
     )
-    return plan_run(config, "target", shape_of(), samples, machine or Machine(CPU, torch.float32))
+    here = machine or Machine(CPU, torch.float32)
+    return TrainingPlan(config, "target", shape_of(), samples, here)
 
 
 @every_kind
@@ -113,23 +114,19 @@ def test_activations_are_what_a_real_pass_keeps(kind: str, attention: BlockAtten
     model = real(kind, block_attention=attention)
     token_ids = torch.arange(length) % 300
     batch = hang_blocks(token_ids, torch.arange(anchors) + 20, num_slots, model.config)
-    kept = _Kept({parameter.untyped_storage()._cdata for parameter in model.parameters()})
     cached = 0
     if kind == "slots":
         _, cache = clean_pass(model, token_ids)
         cached = sum(tensor.untyped_storage().nbytes() for tensor in cache.read(0, length))
-    with torch.autograd.graph.saved_tensors_hooks(kept.add, kept.back):
-        hidden = (
-            slot_pass(model, cache, batch)
-            if kind == "slots"
-            else torch.cat(joint_pass(model, token_ids, batch))
-        )
+        hidden, saved = saved_bytes(model, lambda: slot_pass(model, cache, batch))
+    else:
+        hidden, saved = saved_bytes(model, lambda: torch.cat(joint_pass(model, token_ids, batch)))
     assert hidden.requires_grad
     blank = blank_drafter(blank_transformer(shape_of(), torch.float32), model.config)
     planned = kept_bytes(blank, length, anchors, num_slots)
     rows = 40 if kind == "slots" else 100
     loss = rows * 300 * (2 * 4 + 2 * 4) if kind == "full" else 4 * 128 * 300 * 4 + 40 * 64 * 4
-    assert planned - loss - cached == pytest.approx(kept.num_bytes, rel=0.3)
+    assert planned - loss - cached == pytest.approx(saved, rel=0.3)
 
 
 def test_computing_layers_twice_keeps_less_and_costs_more() -> None:

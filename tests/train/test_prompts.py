@@ -10,11 +10,17 @@ import pytest
 
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import OpenModel
-from d3d.train import formats
-from d3d.train.corpus import Sample
-from d3d.train.corpus_writer import answer_key
-from d3d.train.prompts import Drawn, LeftOut, Prompt, PromptOptions, draw_prompts, read_prompts
-from d3d.train.regenerate import Answering, AnswerOptions, prompt_seed
+from d3d.train.answers import Answering, AnswerOptions, prompt_seed
+from d3d.train.corpus import Sample, answer_key
+from d3d.train.evaluation_sets import FORMATS, without_formats
+from d3d.train.prompts import (
+    Drawn,
+    LeftOut,
+    PromptOptions,
+    TrainingPrompt,
+    draw_prompts,
+    read_prompts,
+)
 from support.tiny_model import CONTEXT, open_tiny
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -36,7 +42,7 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-def shown(base: OpenModel, prompts: list[Prompt]) -> list[str]:
+def shown(base: OpenModel, prompts: list[TrainingPrompt]) -> list[str]:
     """The prompts as the template has made them, without the turn that begins the answer."""
     return [
         base.tokenizer.decode(prompt.token_ids).removesuffix("<|im_start|>assistant\n")
@@ -129,7 +135,7 @@ def test_rows_of_many_shapes(
             "a message whose role or content is no text",
         ),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "without a user's turn"),
-        ({"messages": [{"role": "user", "content": " "}]}, "an empty one at their end"),
+        ({"messages": [{"role": "user", "content": " "}]}, "an empty one at the end"),
     ],
     ids=str,
 )
@@ -261,13 +267,16 @@ def test_the_seed_draws(base: OpenModel, tmp_path: Path) -> None:
     )
 
 
-def prompts(count: int) -> list[Prompt]:
-    return [Prompt([10 + number, 20, *range(30, 30 + number)], "test") for number in range(count)]
+def prompts(count: int) -> list[TrainingPrompt]:
+    return [
+        TrainingPrompt([10 + number, 20, *range(30, 30 + number)], "test")
+        for number in range(count)
+    ]
 
 
 def samples(
     base: OpenModel,
-    given: list[Prompt],
+    given: list[TrainingPrompt],
     known: dict[bytes, list[int]] | None = None,
     **options: Any,
 ) -> list[Sample]:
@@ -279,7 +288,7 @@ def samples(
 
 
 def answers(
-    base: OpenModel, given: list[Prompt], temperature: float = 0.0, **options: Any
+    base: OpenModel, given: list[TrainingPrompt], temperature: float = 0.0, **options: Any
 ) -> dict[tuple[int, ...], tuple[tuple[int, ...], int]]:
     written = samples(base, given, temperatures=(temperature,), **options)
     assert all(sample.temperature == temperature and sample.source == "test" for sample in written)
@@ -313,7 +322,7 @@ def test_the_recorded_seed_repeats_a_sampled_answer(base: OpenModel, tiny_target
 
 
 def test_a_prompt_that_fills_the_context_is_left_out(base: OpenModel) -> None:
-    long = Prompt([5] * CONTEXT, "test")
+    long = TrainingPrompt([5] * CONTEXT, "test")
     assert len(answers(base, [*prompts(2), long])) == 2
     assert answers(base, [long]) == {}
 
@@ -327,7 +336,7 @@ def test_a_prompt_is_answered_at_each_temperature(base: OpenModel) -> None:
     assert sorted(both) == sorted(alone)
 
 
-def chat_prompts(base: OpenModel, tmp_path: Path) -> list[Prompt]:
+def chat_prompts(base: OpenModel, tmp_path: Path) -> list[TrainingPrompt]:
     rows = [
         {"turns": ["hello", "and now?", "bye"]},
         {"turns": ["who?", "why?"]},
@@ -345,7 +354,8 @@ def test_every_turn_is_answered_with_the_targets_own_answers_before_it(
     first = by_text[user("hello") + "<|im_start|>assistant\n"]
     said = base.tokenizer.decode(first.answer_ids, skip_special_tokens=True)
     second = by_text[
-        f"{user('hello')}<|im_start|>assistant\n{said}<|im_end|>\n{user('and now?')}<|im_start|>assistant\n"
+        f"{user('hello')}<|im_start|>assistant\n{said}<|im_end|>\n{user('and now?')}"
+        "<|im_start|>assistant\n"
     ]
     said_then = base.tokenizer.decode(second.answer_ids, skip_special_tokens=True)
     assert any(f"{said_then}<|im_end|>\n{user('bye')}" in text for text in by_text)
@@ -360,7 +370,7 @@ def test_turns_go_on_from_known_answers(base: OpenModel, tmp_path: Path) -> None
 
 
 def test_what_would_follow_a_prompt_without_room_is_settled_with_it(base: OpenModel) -> None:
-    long = Prompt(
+    long = TrainingPrompt(
         [5] * CONTEXT, "test", "a file, line 3", ({"role": "user", "content": "x"},), ("and then?",)
     )
     answering = Answering(base, AnswerOptions())
@@ -392,7 +402,8 @@ def test_the_thinking_switch_reaches_every_turn(base: OpenModel, tmp_path: Path)
         ("steps", "a\nLet's think step by step."),
         (
             "code",
-            "Write a solution to the following problem and make sure that it passes the tests:\n```python\na\n```",
+            "Write a solution to the following problem and make sure that it passes the tests:\n"
+            "```python\na\n```",
         ),
         (" Why?", "a Why?"),
         ("Q: {prompt} A:", "Q: a A:"),
@@ -402,7 +413,7 @@ def test_answer_formats_by_name_and_by_text(
     suffix: str, text: str, base: OpenModel, tmp_path: Path
 ) -> None:
     assert draw(base, [write(tmp_path / "p.jsonl", {"prompt": "a"})], suffix=suffix) == [user(text)]
-    assert formats.without_formats(text) == ("a" if suffix in formats.FORMATS else text)
+    assert without_formats(text) == ("a" if suffix in FORMATS else text)
 
 
 def test_a_share_of_the_prompts_gets_the_suffix_whatever_the_others_are(

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.checkpoint import load_drafter, save_drafter
+from d3d.hub.checkpoint import save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.model.drafter import SEEN_TOKENS, DeltaConfig
+from d3d.model.choice import SEEN_TOKENS
+from d3d.model.drafter import DeltaConfig
 from d3d.model.linear import Linear
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
@@ -144,7 +146,7 @@ def test_a_wider_previous_token_head_begins_as_the_older_one(
     )
     states, seen = torch.randn(5, base.config.hidden_size), torch.randint(0, 30, (5, SEEN_TOKENS))
     assert new.previous_token_head is not None
-    torch.testing.assert_close(new.tell(states, seen), old.tell(states, seen))
+    torch.testing.assert_close(new.condition(states, seen), old.condition(states, seen))
     assert new.previous_token_head.of_tokens[8:].all(), "what is added can learn"
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import load_drafter, read_config
+from d3d.hub.checkpoint import read_config
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
@@ -23,10 +23,11 @@ from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig, read_run_config
 from d3d.train.corpus import Sample
-from d3d.train.evaluate import replay
+from d3d.train.replay import replay
 from d3d.train.run import TrainingRun
 from d3d.train.trainer import StepStats, Trainer
 from support.runs import run
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny
 
 BLOCK = 4
@@ -303,7 +304,8 @@ def test_what_is_not_finite_stops_with_step_and_sample_and_leaves_the_weights(
     monkeypatch.setattr(Trainer, "_loss", poisoned)
     with pytest.raises(
         InvalidRequest,
-        match=r"is not finite in step 2, sample \d+ \(test\) of the corpus; lower the learning rate",
+        match=r"is not finite in step 2, sample \d+ \(test\) of the corpus; "
+        "lower the learning rate",
     ):
         train(trainer)
     assert trainer.step == 2
@@ -556,7 +558,15 @@ def test_a_failure_keeps_the_steps_before_it(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("drafter: {block_sise: 4}", "drafter.block_sise: there is no such key"),
+        (
+            "drafter: {block_sise: 4}",
+            "drafter.block_sise: there is no such key; there are: base, block_size",
+        ),
+        ("stepz: 4", "stepz: there is no such key; there are: target, drafter, train"),
+        (
+            "train: {stages: [{share: 1, block_size: 4, anchors: 2, decai: 3}]}",
+            "stages.0.decai: there is no such key; there are: share, block_size, anchors, decay",
+        ),
         ("train: {steps: 0}", "train.steps"),
         ("evaluate_every: 0", "evaluate_every"),
         (

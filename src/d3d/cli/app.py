@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -58,25 +59,29 @@ def _options(
     pass
 
 
-# One line a command. Modules of commands import torch and transformers inside their functions, so
-# that --help is quick.
-app.command("generate")(generate)
-app.command("chat")(chat)
-app.command("demo")(demo)
-app.command("data")(data)
-app.command("train")(train)
-app.command("evaluate")(evaluate)
-app.command("export")(export)
-app.command("prune")(prune)
-app.command("timeline")(timeline)
-app.command("tune")(tune)
-app.command("calibrate")(calibrate)
-app.add_typer(bench, name="bench")
-app.command("profile")(profile)
-app.command("plan")(plan)
-app.command("show")(show)
-app.command("pull")(pull)
-app.command("doctor")(doctor)
+# Modules of commands import torch and transformers inside their functions, so that --help is quick.
+PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Answer": {"generate": generate, "chat": chat, "demo": demo},
+    "Drafters": {
+        "data": data,
+        "train": train,
+        "evaluate": evaluate,
+        "prune": prune,
+        "export": export,
+    },
+    "Measure and tune": {
+        "tune": tune,
+        "calibrate": calibrate,
+        "profile": profile,
+        "plan": plan,
+        "timeline": timeline,
+    },
+    "Models and machine": {"pull": pull, "show": show, "doctor": doctor},
+}
+for _panel, _commands in PANELS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 
 def main() -> None:
@@ -94,7 +99,8 @@ def main() -> None:
         if not any(words in str(error) for words in ("out of memory", "can't allocate memory")):
             raise
         _refuse(
-            "out of memory: take --dtype bfloat16, fewer --max-tokens or another --device (d3d doctor --target shows what fits)"
+            "out of memory: take --dtype bfloat16, fewer --max-tokens or another --device "
+            "(d3d doctor --model shows what fits)"
         )
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)

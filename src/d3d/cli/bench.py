@@ -1,22 +1,26 @@
-"""`d3d bench`: measure methods over sets of prompts, report a run, compare two."""
+"""`d3d bench`: measure methods over prompt sets, check identity, report a run, compare two."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d3d.cli.bench_identity import identity
-from d3d.cli.bench_parts import RESULTS, DirectoryOption, directory_of, measure
-from d3d.cli.options import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    DTypeOption,
-    EngineOption,
-    QuantizeOption,
-    ThinkingOption,
-)
+from d3d.cli import options as o
+
+if TYPE_CHECKING:
+    from d3d.api import Model
+    from d3d.lab.bench.answers import MethodOptions
+    from d3d.lab.bench.harness import BenchPlan
+    from d3d.lab.bench.prompt_sets import PromptSet
+    from d3d.lab.bench.rows import Row
+    from d3d.lab.report.tables import Section
+
+RESULTS = Path("results")
+RECORD_FILE = "identity.json"
+EXIT_MISTAKE = 1
 
 bench = typer.Typer(
     help="Measure methods over sets of prompts, report it, compare runs.",
@@ -24,35 +28,54 @@ bench = typer.Typer(
     add_completion=False,
 )
 
-bench.command("identity")(identity)
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of the run, RESULTS/NAME; a run that exists is resumed.")
+]
+DataOption = Annotated[Path | None, typer.Option(help="Directory that holds the public sets.")]
+PromptsOption = Annotated[
+    int, typer.Option(help="Prompts of each set, drawn by --seed; 0 takes all.", min=0)
+]
+DraftLengthsOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Tokens to draft a round; may be repeated. Default: each method's own.", min=1
+    ),
+]
+DrafterOption = Annotated[
+    str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")
+]
+SeedOption = Annotated[
+    int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)
+]
+DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that holds the runs.")]
+RunArgument = Annotated[Path, typer.Argument(help="Directory of a run.")]
 
 
 @bench.command("run")
+@o.takes(o.MODEL)
 def run(
-    name: Annotated[
-        str,
-        typer.Argument(help="Name of the run, RESULTS/NAME; one that is there already goes on."),
-    ],
+    *,
+    name: NameArgument,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="gsm8k, math500, aime25, humaneval, mbpp, livecodebench, mt_bench (from --data, or as NAME=FILE or NAME=HUB_SET), mini "
-            "(comes along), or a file of your own prompts; may be repeated. Default: mini.",
+            help="gsm8k, math500, aime25, humaneval, mbpp, livecodebench, mt_bench (from --data, "
+            "or as NAME=FILE or NAME=HUB_SET), mini (built in), or a file of your own prompts; "
+            "may be repeated. Default: mini.",
         ),
     ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
             "--method",
-            help="A mode of d3d, async_modelled, lookup, draft_model, transformers, transformers_lookup, transformers_assistant, server or "
-            "llama_cpp; may be repeated. plain is always among them. Default: serial, lookup.",
+            help="A method of d3d, async_modelled, transformers, "
+            "transformers_lookup, transformers_assistant, server or llama_cpp; may be repeated. "
+            "plain is always among them. Default: serial, ngram.",
         ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Directory that holds the public sets.")] = None,
-    prompts: Annotated[
-        int, typer.Option(help="Prompts of each set, drawn by --seed; 0 takes all.", min=0)
-    ] = 20,
+    data: DataOption = None,
+    prompts: PromptsOption = 20,
     max_tokens: Annotated[
         list[int] | None,
         typer.Option(help="Longest answer in tokens; may be repeated. Default: 128.", min=1),
@@ -61,22 +84,12 @@ def run(
         list[int] | None,
         typer.Option(help="Prompts decoded together; may be repeated. Default: 1.", min=1),
     ] = None,
-    draft_length: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Tokens to draft a round; may be repeated. Default: each method's own.", min=1
-        ),
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
-    ] = DEFAULT_MODEL,
-    drafter: Annotated[
-        str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")
-    ] = None,
+    draft_length: DraftLengthsOption = None,
     draft_model: Annotated[
         str | None,
         typer.Option(
-            help="Causal model for draft_model and transformers_assistant. Default for draft_model: the drafter's own clean rows."
+            help="Causal model for draft_model and transformers_assistant. Default for "
+            "draft_model: the drafter's own clean rows."
         ),
     ] = None,
     assistant: Annotated[
@@ -89,19 +102,17 @@ def run(
     server_url: Annotated[
         str | None,
         typer.Option(
-            help="For server: up to and with /v1. Its API key, if it wants one, is read from D3D_SERVER_KEY."
+            help="For server: up to and including /v1. An API key is read from D3D_SERVER_KEY."
         ),
     ] = None,
     server_model: Annotated[
-        str | None, typer.Option(help="Its model's name. Default: the first that it has.")
+        str | None, typer.Option(help="Model of the server. Default: its first.")
     ] = None,
     temperature: Annotated[
         float, typer.Option(help="0 is greedy; peers are compared greedily only.", min=0.0)
     ] = 0.0,
-    seed: Annotated[
-        int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)
-    ] = 0,
-    thinking: ThinkingOption = None,
+    seed: SeedOption = 0,
+    thinking: o.ThinkingOption = None,
     ignore_eos: Annotated[
         bool,
         typer.Option("--ignore-eos", help="Go on past the natural end; the report warns of it."),
@@ -112,36 +123,24 @@ def run(
             "--run-code", help="Score HumanEval and MBPP by running the answers, guarded."
         ),
     ] = False,
-    engine: EngineOption = "native",
-    device: DeviceOption = "auto",
-    dtype: DTypeOption = "auto",
-    quantize: QuantizeOption = None,
     results: DirectoryOption = RESULTS,
+    choice: o.ModelChoice,
 ) -> None:
-    """Every method answers every prompt, one prompt after the other; rows go to
-    RESULTS/NAME/results.jsonl as they are measured."""
+    """Measure every method on every prompt, one prompt after the other, and append rows to
+    RESULTS/NAME/results.jsonl."""
     import os
 
-    import d3d
     from d3d.cli.console import note
-    from d3d.cli.options import sampling_options, thinking_warning
-    from d3d.lab.bench.answers import Sampling
-    from d3d.lab.bench.harness import Plan
-    from d3d.lab.bench.methods import MethodOptions, check_names
-    from d3d.lab.bench.prompt_sets import read_set
+    from d3d.cli.requests import thinking_warning
+    from d3d.lab.bench.answers import MethodOptions, Sampling
+    from d3d.lab.bench.harness import BenchPlan
 
-    sampling_options({"temperature": temperature})
-    directory = directory_of(results, name)
-    wanted = methods or ["serial", "lookup"]
-    check_names(wanted, temperature)
-    limit = prompts or None
-    read = {
-        one.name: one
-        for one in (read_set(spec, data, limit=limit, seed=seed) for spec in sets or ["mini"])
-    }
-    plan = Plan(
+    directory = _directory_of(results, name)
+    wanted = methods or ["serial", "ngram"]
+    _check(wanted, temperature)
+    plan = BenchPlan(
         directory,
-        tuple(read.values()),
+        _read_sets(sets or ["mini"], data, prompts, seed),
         tuple(max_tokens or (128,)),
         tuple(batch or (1,)),
         tuple(draft_length or ()),
@@ -149,26 +148,95 @@ def run(
         thinking,
         run_code,
     )
-    model = d3d.load(target, drafter, device=device, dtype=dtype, quantize=quantize, engine=engine)
+    model = choice.load()
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
     options = MethodOptions(
-        draft_model,
-        server_url,
-        server_model,
-        os.environ.get("D3D_SERVER_KEY"),
-        gguf,
-        device,
-        dtype,
-        assistant,
+        draft_model=draft_model,
+        server_url=server_url,
+        server_model=server_model,
+        server_key=os.environ.get("D3D_SERVER_KEY"),
+        gguf=gguf,
+        device=choice.device,
+        dtype=choice.dtype,
+        assistant=assistant,
     )
-    rows = measure(plan, model, wanted, options)
+    rows = _measure(plan, model, wanted, options)
     typer.echo(f"{directory}: {len(rows)} answers; d3d bench report {directory}")
+
+
+@bench.command("identity")
+@o.takes(o.TARGET)
+def identity(
+    *,
+    name: NameArgument = "identity",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="As for d3d bench run; may be repeated. Default: the seven public sets of --data, "
+            "or mini without it.",
+        ),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method", help="As for d3d bench run; may be repeated. Default: serial, fused, async."
+        ),
+    ] = None,
+    data: DataOption = None,
+    prompts: PromptsOption = 20,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 48,
+    draft_length: DraftLengthsOption = None,
+    drafter: DrafterOption = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
+    seed: SeedOption = 0,
+    device: o.DeviceOption = "auto",
+    quantize: o.QuantizeOption = None,
+    results: DirectoryOption = RESULTS,
+    model: str | None,
+) -> None:
+    """Compare every mode's answers with plain decoding's, token by token, in float32.
+
+    Writes identity.json and a report to RESULTS/NAME, and lists each answer that differs from
+    plain's, with the position and the gap between the target's two choices there. Exit code 1 if
+    rounding does not explain a difference."""
+    import json
+
+    from d3d.lab.bench.answers import MethodOptions, Sampling
+    from d3d.lab.bench.harness import BenchPlan
+    from d3d.lab.bench.prompt_sets import MINI, SETS
+    from d3d.lab.bench.results import load_run
+    from d3d.lab.report.benchmark import identity_record, identity_sections, provenance_section
+
+    directory = _directory_of(results, name)
+    wanted = methods or ["serial", "fused", "async"]
+    _check(wanted, temperature)
+    public = [name for name in SETS if name != MINI]
+    plan = BenchPlan(
+        directory,
+        _read_sets(sets or ([MINI] if data is None else public), data, prompts, seed),
+        (max_tokens,),
+        draft_lengths=tuple(draft_length or ()),
+        sampling=Sampling(temperature, seed),
+    )
+    loaded = o.ModelChoice(model, drafter, device, "float32", quantize=quantize).load()
+    _measure(plan, loaded, wanted, MethodOptions(device=device, dtype="float32"))
+    measured = load_run(directory)
+    record = identity_record(measured)
+    file = directory / RECORD_FILE
+    file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sections = [*identity_sections(measured), provenance_section(measured)]
+    _print_tables(sections[:1])
+    typer.echo(file)
+    _write(directory, f"Identity {name}", sections)
+    if record["mistakes"]:
+        raise typer.Exit(EXIT_MISTAKE)
 
 
 @bench.command("report")
 def report(
-    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    run: RunArgument,
     output: Annotated[
         Path | None, typer.Option(help="Where the report goes. Default: beside the results.")
     ] = None,
@@ -177,45 +245,98 @@ def report(
     ] = True,
 ) -> None:
     """Write report.md and a self-contained report.html, and print the first table."""
-    from d3d.cli.tables import print_table
+    from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import report as sections_of
-    from d3d.lab.report.page import write_report
-    from d3d.lab.report.run import load_run
 
     loaded = load_run(run)
     sections = sections_of(loaded, with_pictures=pictures)
-    directory = output or run
-    directory.mkdir(parents=True, exist_ok=True)
-    files = write_report(directory, f"Benchmark {loaded.name}", sections)
-    for table in sections[0].tables:
-        print_table(table)
+    _print_tables(sections[:1])
     for line in sections[0].text:
         typer.echo(line)
-    for file in files:
-        typer.echo(file)
+    _write(output or run, f"Benchmark {loaded.name}", sections)
 
 
 @bench.command("compare")
 def compare(
-    a: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    a: RunArgument,
     b: Annotated[Path, typer.Argument(help="Directory of another.")],
     output: Annotated[
         Path | None,
         typer.Option(help="Write it into this directory too, as report.md and report.html."),
     ] = None,
 ) -> None:
-    """What two runs measured, side by side, and what was different about them."""
-    from d3d.cli.tables import print_table
+    """Show two runs side by side, and how their settings differ."""
+    from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import comparison
-    from d3d.lab.report.page import write_report
-    from d3d.lab.report.run import load_run
 
-    one, other = load_run(a), load_run(b)
-    sections = comparison(one, other)
+    runs = load_run(a), load_run(b)
+    sections = comparison(*runs)
+    _print_tables(sections)
+    if output is not None:
+        _write(output, f"{runs[0].name} and {runs[1].name}", sections)
+
+
+def _directory_of(results: Path, name: str) -> Path:
+    """Directory of a run. Raises InvalidRequest for a name that is a path."""
+    from d3d.errors import InvalidRequest
+
+    if not name or name in (".", "..") or Path(name).name != name:
+        raise InvalidRequest(
+            f"name: {name!r} can't be the name of a directory in {results}; "
+            "use a plain word (--results gives the place)"
+        )
+    return results / name
+
+
+def _check(methods: Sequence[str], temperature: float) -> None:
+    """Raises InvalidRequest for methods or a temperature that can't be used."""
+    from d3d.api import sampling_params
+    from d3d.lab.bench.methods import check_names
+
+    sampling_params({"temperature": temperature})
+    check_names(methods, temperature)
+
+
+def _read_sets(
+    specs: Sequence[str], data: Path | None, prompts: int, seed: int
+) -> tuple[PromptSet, ...]:
+    from d3d.lab.bench.prompt_sets import read_set
+
+    read = [read_set(spec, data, limit=prompts or None, seed=seed) for spec in specs]
+    return tuple({prompt_set.name: prompt_set for prompt_set in read}.values())
+
+
+def _measure(
+    plan: BenchPlan, model: Model, methods: Sequence[str], options: MethodOptions
+) -> list[Row]:
+    """Run a plan, new or resumed, with progress on standard error; return all rows of the run."""
+    from d3d.cli.console import meter
+    from d3d.lab.bench.harness import Benchmark
+    from d3d.lab.bench.methods import make_methods
+
+    made = make_methods(methods, model, options, plan.sampling)
+    try:
+        benchmark = Benchmark(plan, model, made)
+        with meter(benchmark.total) as progress:
+            return benchmark.run(progress.show)
+    finally:
+        for method in made:
+            method.close()
+        model.close()
+
+
+def _print_tables(sections: Sequence[Section]) -> None:
+    from d3d.cli.tables import print_table
+
     for section in sections:
         for table in section.tables:
             print_table(table)
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        for file in write_report(output, f"{one.name} and {other.name}", sections):
-            typer.echo(file)
+
+
+def _write(directory: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write a report and print its files."""
+    from d3d.lab.report.tables import write_report
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in write_report(directory, title, sections):
+        typer.echo(file)

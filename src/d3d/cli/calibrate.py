@@ -1,4 +1,4 @@
-"""`d3d calibrate`: is recent traffic still like what a preset was tuned on?"""
+"""`d3d calibrate`: does a preset still suit recent traffic?"""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def calibrate(
     last: Annotated[int | None, typer.Option(help="Only the last so many requests.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare recent traffic with what a preset was tuned on, and say whether to keep it, tune
-    again or train again."""
+    """Compare recent traffic with the traffic a preset was tuned on, and say whether to keep it,
+    tune again or train again."""
     import json
 
     from d3d.cli.console import note
     from d3d.errors import InvalidRequest
-    from d3d.hub.preset_file import is_preset_file, read_preset
+    from d3d.hub.presets import is_preset_file, read_preset
     from d3d.lab.tune.calibrate import calibrate as compare
     from d3d.lab.tune.traffic import read_traffic
 
@@ -35,25 +35,27 @@ def calibrate(
     records, damaged = read_traffic(traffic)
     if damaged:
         note(f"passed over {damaged} damaged lines", "yellow")
-    found = compare(preset, records if last is None else records[-last:])
-    typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(lines(found)))
+    comparison = compare(preset, records if last is None else records[-last:])
+    text = json.dumps(comparison.to_dict()) if as_json else "\n".join(_lines(comparison))
+    typer.echo(text)
 
 
-def lines(found: Comparison) -> list[str]:
-    """What a person reads."""
-    shown = [f"compared           {found.compared} requests"]
-    shown += [f"left out           {count}: {why}" for why, count in found.left_out.items()]
-    shown.append(f"acceptance length  {found.tuned_length:.2f} when tuned")
-    if found.recent_length is not None and found.change is not None:
-        shown[-1] += (
-            f", {found.recent_length:.2f} now: {found.change.value:.2f} times ({found.change.low:.2f} to {found.change.high:.2f})"
+def _lines(comparison: Comparison) -> list[str]:
+    lines = [f"compared           {comparison.compared} requests"]
+    lines += [f"left out           {count}: {why}" for why, count in comparison.left_out.items()]
+    length = f"acceptance length  {comparison.tuned_length:.2f} when tuned"
+    if comparison.recent_length is not None and comparison.change is not None:
+        value, low, high = comparison.change
+        length += (
+            f", {comparison.recent_length:.2f} now: {value:.2f} times ({low:.2f} to {high:.2f})"
         )
-    shown += [
-        f"  {kind:<16} {length:.2f}" for kind, length in found.kinds.items() if len(found.kinds) > 1
-    ]
-    if found.expected_speed_up is not None:
-        value, low, high = found.expected_speed_up
-        shown.append(
-            f"over plain         {value:.2f} times as fast ({low:.2f} to {high:.2f}), if passes take what they took"
+    lines.append(length)
+    if len(comparison.kinds) > 1:
+        lines += [f"  {kind:<16} {length:.2f}" for kind, length in comparison.kinds.items()]
+    if comparison.expected_speed_up is not None:
+        value, low, high = comparison.expected_speed_up
+        lines.append(
+            f"over plain         {value:.2f} times as fast ({low:.2f} to {high:.2f}), if passes "
+            "take as long as they took"
         )
-    return [*shown, f"advice             {found.advice}: {found.reason}"]
+    return [*lines, f"advice             {comparison.advice}: {comparison.reason}"]

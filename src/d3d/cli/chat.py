@@ -4,77 +4,53 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from d3d.cli import options as o
+from d3d.config import SpeculativeChoice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from d3d.decoding.results import GenerationResult, StreamChunk
+    from d3d.cli.options import ModelChoice
+    from d3d.results import GenerationResult, StreamChunk
 
 
+@o.takes(
+    o.MODEL,
+    o.sampling("max_tokens", "temperature", "top_p", "seed", max_tokens=512),
+    o.SPECULATION,
+)
 def chat(
-    model: o.ModelOption = None,
-    target: o.TargetOption = None,
-    drafter: o.DrafterOption = None,
-    mode: o.ModeOption = None,
+    *,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: o.MaxTokensOption = 512,
-    temperature: o.TemperatureOption = 0.0,
-    top_p: o.TopPOption = 1.0,
-    seed: o.SeedOption = None,
-    draft_length: o.DraftLengthOption = None,
-    draft_confidence: o.DraftConfidenceOption = None,
-    lookup: o.LookupOption = None,
-    least_kept: o.LeastKeptOption = None,
-    denoise_steps: o.DenoiseStepsOption = None,
-    rows: o.RowsOption = None,
-    outcomes: o.OutcomesOption = None,
-    miss_policy: o.MissPolicyOption = None,
-    placement: o.PlacementOption = None,
+    thinking: o.ThinkingOption = None,
+    color: o.ColorOption = False,
     record: o.RecordOption = None,
     record_text: o.RecordTextOption = False,
-    thinking: o.ThinkingOption = None,
-    engine: o.EngineOption = "native",
-    device: o.DeviceOption = "auto",
-    quantize: o.QuantizeOption = None,
-    dtype: o.DTypeOption = "auto",
-    color: o.ColorOption = False,
     dry_run: o.DryRunOption = False,
+    choice: ModelChoice,
+    sampling: dict[str, Any],
+    speculation: SpeculativeChoice,
 ) -> None:
     """Talk with a model, turn by turn. /new starts over; Ctrl-C ends an answer, /exit or Ctrl-D the
     conversation."""
-    sampling = o.sampling_options(
-        {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    )
+    from d3d.cli import requests
     from d3d.cli.console import note
     from d3d.cli.show import LEGEND, summary
-    from d3d.decoding.modes import ModeOptions
     from d3d.errors import InvalidRequest
     from d3d.lab.tune.traffic import Asked
 
-    log = o.traffic_log(record, with_text=record_text)
-    options = ModeOptions(
-        draft_length,
-        denoise_steps,
-        rows,
-        outcomes,
-        miss_policy,
-        placement,
-        draft_confidence,
-        lookup,
-        least_kept,
-    )
-    choice = o.ModelChoice(model, target, drafter, mode, device, dtype, engine, quantize)
+    log = requests.traffic_log(record, with_text=record_text)
     if dry_run:
-        o.show_dry_run(choice, options, max_tokens, as_json=False)
+        requests.show_dry_run(choice, speculation, sampling["max_tokens"], as_json=False)
         return
-    loaded = choice.load()
+    loaded = choice.load(speculation)
+    options = {"method": speculation.method, **speculation.options}
     for text in (
-        o.thinking_warning(loaded.target, thinking),
+        requests.thinking_warning(loaded.target, thinking),
         "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends"
         if sys.stdin.isatty()
         else None,
@@ -91,9 +67,7 @@ def chat(
             continue
         messages.append({"role": "user", "content": turn})
         try:
-            chunks = loaded.stream(
-                messages, mode=mode, thinking=thinking, **options._asdict(), **sampling
-            )
+            chunks = loaded.stream(messages, thinking=thinking, **options, **sampling)
         except InvalidRequest as error:
             if len(messages) == len(opening) + 1:
                 raise
@@ -104,14 +78,11 @@ def chat(
         if result is None:
             messages.pop()
             continue
-        o.record_request(log, loaded, Asked(messages, options, sampling), result)
+        requests.record_request(log, loaded, Asked(messages, options, sampling), result)
         messages.append({"role": "assistant", "content": result.text})
-        note(
-            summary(
-                result, loaded.precision, has_drafter=mode == "plain" or loaded.drafter is not None
-            )
-        )
-        o.note_speculation(result)
+        is_plain = speculation.method == "plain"
+        note(summary(result, loaded.precision, has_drafter=is_plain or loaded.has_drafter))
+        requests.note_speculation(result)
 
 
 def _answer(

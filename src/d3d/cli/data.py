@@ -1,4 +1,4 @@
-"""`d3d data`: have the target answer prompts, as a corpus to train a drafter on."""
+"""`d3d data`: write the target's answers to prompts into a corpus to train a drafter on."""
 
 from __future__ import annotations
 
@@ -7,35 +7,27 @@ from typing import Annotated
 
 import typer
 
-from d3d.cli.options import (
-    DeviceOption,
-    DTypeOption,
-    ThinkingOption,
-    sampling_options,
-    thinking_warning,
-)
+from d3d.cli import options as o
+from d3d.cli.requests import thinking_warning
 
 
+@o.takes(o.TARGET)
 def data(
+    *,
     corpus: Annotated[
         Path,
-        typer.Argument(
-            help="Corpus to write, or to go on with: JSON lines, or a directory of them."
-        ),
+        typer.Argument(help="Corpus to write or to continue: JSON lines, or a directory of them."),
     ],
     prompts: Annotated[
         list[str],
         typer.Option(
-            help="Prompts: JSON lines (.gz too), .json, .parquet, a directory, or a data set ORG/NAME[:CONFIG][:SPLIT]; their rows hold "
-            "messages, conversations, turns, prompt, question, problem, instruction or text. May be repeated."
+            help="Prompts: JSON lines (.gz too), .json, .parquet, a directory, or a data set "
+            "ORG/NAME[:CONFIG][:SPLIT]; their rows hold messages, conversations, turns, prompt, "
+            "question, problem, instruction or text. May be repeated."
         ),
     ],
-    target: Annotated[
-        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
-    ] = "smollm2-135m",
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(help="Prompts that must not be used, whatever their answer format."),
+        list[str] | None, typer.Option(help="Prompts not to use, whatever their answer format.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Most prompts to take of each source, drawn by seed.", min=1)
@@ -43,7 +35,8 @@ def data(
     suffix: Annotated[
         str,
         typer.Option(
-            help="Answer format: boxed, steps, code, or a text to put behind the prompt (or around {prompt})."
+            help="Answer format: boxed, steps, code, or a text to append to the prompt (or to put "
+            "around {prompt})."
         ),
     ] = "",
     suffix_share: Annotated[
@@ -55,21 +48,21 @@ def data(
     temperature: Annotated[
         list[float] | None,
         typer.Option(
-            help="0 writes greedy answers; may be repeated: an answer at each. Default: 0.", min=0.0
+            help="0 writes greedy answers; repeat it for an answer at each. Default: 0.", min=0.0
         ),
     ] = None,
-    thinking: ThinkingOption = None,
+    thinking: o.ThinkingOption = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 256,
     top_logits: Annotated[
         int,
         typer.Option(
-            help="Keep this many of the target's best logits at each token, to distil from.", min=0
+            help="Number of the target's best logits to keep at each token, to distil from.", min=0
         ),
     ] = 0,
     shard_answers: Annotated[
         int | None,
         typer.Option(
-            help="Make the corpus a directory, with this many answers a file. Default: one file.",
+            help="Make the corpus a directory with this many answers per file. Default: one file.",
             min=1,
         ),
     ] = None,
@@ -77,7 +70,7 @@ def data(
         bool,
         typer.Option(
             "--allow-evaluation-prompts",
-            help="Take problems of evaluation sets: a corpus to evaluate on, not to train on.",
+            help="Use problems of evaluation sets, for a corpus to evaluate on, not to train on.",
         ),
     ] = False,
     skip_evaluation_prompts: Annotated[
@@ -89,26 +82,29 @@ def data(
     ] = False,
     batch: Annotated[int, typer.Option(help="Answers written at a time.", min=1)] = 48,
     seed: Annotated[
-        int, typer.Option(help="Draws the prompts and the noise of sampling.", min=0)
+        int, typer.Option(help="Seed of the draw of prompts and of sampling.", min=0)
     ] = 0,
-    device: DeviceOption = "auto",
-    dtype: DTypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    dtype: o.DTypeOption = "auto",
+    model: str | None,
 ) -> None:
-    """Write the target's answers to prompts into a training corpus. Answers that the corpus holds
-    already are not written again."""
+    """Write the target's answers to prompts into a training corpus.
+
+    Answers that the corpus has already are not written again."""
+    from d3d.api import sampling_params
     from d3d.cli.console import meter, note
     from d3d.errors import InvalidRequest
     from d3d.hub.open_model import open_model
     from d3d.model.linear import pack_weights
-    from d3d.train.make_corpus import CorpusPlan, CorpusRun
+    from d3d.train.answers import AnswerOptions, CorpusPlan, CorpusRun
     from d3d.train.prompts import PromptOptions
-    from d3d.train.regenerate import AnswerOptions
 
     for each in temperature or ():
-        sampling_options({"temperature": each, "max_tokens": max_tokens})
+        sampling_params({"temperature": each, "max_tokens": max_tokens})
     if allow_evaluation_prompts and skip_evaluation_prompts:
         raise InvalidRequest(
-            "--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give one of them"
+            "--allow-evaluation-prompts and --skip-evaluation-prompts contradict each other; give "
+            "one of them"
         )
     on_evaluation_prompt = (
         "allow" if allow_evaluation_prompts else "skip" if skip_evaluation_prompts else "refuse"
@@ -122,15 +118,16 @@ def data(
         shard_answers,
     )
     plan.check()
-    model = open_model(target, device=device, dtype=dtype)
-    pack_weights(model.transformer)
-    if warning := thinking_warning(model, thinking):
+    base = open_model(model or o.DEFAULT_MODEL, device=device, dtype=dtype)
+    pack_weights(base.transformer)
+    if warning := thinking_warning(base, thinking):
         note(warning, "yellow")
-    run = CorpusRun(model, plan)
+    run = CorpusRun(base, plan)
     with meter(run.num_turns) as progress:
         run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))
     for line in run.left_out.lines():
         note(line, "yellow")
     typer.echo(
-        f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} tokens"
+        f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} "
+        "tokens"
     )

@@ -3,80 +3,73 @@ the ids are equal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from d3d.cli import options as o
+from d3d.config import SpeculativeChoice
 
 if TYPE_CHECKING:
-    from d3d.decoding.results import GenerationResult
+    from d3d.cli.options import ModelChoice
+    from d3d.results import GenerationResult
 
 QUESTIONS = (
-    "A baker sells 24 rolls in the morning and twice as many in the afternoon. Each roll costs $2. How much money does the baker make?",
+    "A baker sells 24 rolls in the morning and twice as many in the afternoon. Each roll costs $2. "
+    "How much money does the baker make?",
     "Write a Python function that returns the largest number in a list.",
     "What are three good habits for learning a new language?",
 )
 
 
-def demo(
-    model: o.ModelOption = None,
-    max_tokens: o.MaxTokensOption = 160,
-    draft_length: o.DraftLengthOption = None,
-    device: o.DeviceOption = "auto",
-    quantize: o.QuantizeOption = None,
-    dtype: o.DTypeOption = "float32",
-) -> None:
-    """Answer three questions plainly and with the drafter (in serial mode, or a preset file's), and
-    compare ids and times."""
+@o.takes(o.MODEL, o.sampling("max_tokens", max_tokens=160), o.SPECULATION)
+def demo(*, choice: ModelChoice, sampling: dict[str, Any], speculation: SpeculativeChoice) -> None:
+    """Answer three questions plainly and with the drafter (by the preset's method, else serial), and
+    compare ids and times. In float32 unless --dtype says otherwise."""
     from d3d.cli.console import note
     from d3d.cli.show import stream_answer
-    from d3d.core.types import SamplingParams
+    from d3d.engine.sampling import SamplingParams
     from d3d.errors import InvalidRequest
     from d3d.lab.bench.lossless import compare, summarise, tolerance
 
-    o.sampling_options({"max_tokens": max_tokens})
-    loaded = o.ModelChoice(model, None, None, None, device, dtype, quantize=quantize).load()
-    if loaded.default_mode == "plain":
+    if choice.dtype == "auto":
+        choice = replace(choice, dtype="float32")
+    loaded = choice.load(speculation)
+    method = speculation.method or loaded.default_method
+    if method == "plain":
         raise InvalidRequest(
-            "the demo compares plain decoding with drafting, and this preset decodes plainly; take --model smollm2-135m"
+            "the demo compares plain decoding with drafting, and this preset decodes plainly; take "
+            "--model smollm2-135m"
         )
-    plain, drafted = {"mode": "plain"}, {"mode": loaded.default_mode, "draft_length": draft_length}
-    for options in (drafted, plain):  # warm-up, not measured
-        loaded.generate(QUESTIONS[0], max_tokens=min(8, max_tokens), **options)
+    plain, drafted = {"method": "plain"}, {"method": method, **speculation.options}
+    warm_up = {"max_tokens": min(8, sampling["max_tokens"])}
+    for options in (drafted, plain):  # not measured
+        loaded.generate(QUESTIONS[0], **warm_up, **options)
     pairs: list[Pair] = []
     verdicts = []
     for question in QUESTIONS:
         typer.echo(f"\n{typer.style(question, bold=True)}")
         answers = []
         for options in (plain, drafted):
-            typer.echo(typer.style(f"\n[{options['mode']}]", dim=True))
-            answers.append(stream_answer(loaded.stream(question, max_tokens=max_tokens, **options)))
+            typer.echo(typer.style(f"\n[{options['method']}]", dim=True))
+            answers.append(stream_answer(loaded.stream(question, **sampling, **options)))
         pairs.append(Pair(question, answers[0], answers[1]))
         verdicts.append(
             compare(
-                loaded.engine,
+                loaded.parts.target,
                 loaded.encode(question),
                 (answers[0].token_ids, answers[1].token_ids),
-                SamplingParams(max_tokens=max_tokens),
+                SamplingParams(**sampling),
                 eos_token_ids=loaded.target.eos_token_ids,
                 largest_rounding=tolerance(loaded.target.dtype),
             )
         )
     typer.echo()
-    print_table(
-        pairs,
-        loaded.default_mode,
-        f"{loaded.target.source}, {loaded.precision} on {loaded.device_name}, greedy",
-    )
-    for warning in sorted(
-        {
-            warning
-            for pair in pairs
-            if pair.drafted.speculation
-            for warning in pair.drafted.speculation.warnings
-        }
-    ):
+    title = f"{loaded.target.source}, {loaded.precision} on {loaded.device_name}, greedy"
+    print_table(pairs, method, title)
+    spoken = [pair.drafted.speculation for pair in pairs if pair.drafted.speculation]
+    for warning in sorted({warning for each in spoken for warning in each.warnings}):
         note(f"warning: {warning}", "yellow")
     typer.echo(f"token-identical: {(answer := summarise(verdicts))}")
     if answer == "no":

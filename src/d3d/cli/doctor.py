@@ -8,31 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from d3d.cli import options as o
+
 if TYPE_CHECKING:
     from d3d.cli.system_report import TargetReport
 
 
+@o.takes(o.TARGET)
 def doctor(
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Also tell whether this target fits: a preset, directory, .gguf file or hub id."
-        ),
-    ] = None,
+    *,
     context: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of context to size for; the target's longest by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: str | None,
 ) -> None:
-    """Show versions, devices, memory and cached models, and whether a target fits."""
+    """Show versions, devices, memory, cached models, what passes cost on this machine as far as it
+    was measured, and with --model whether a target fits."""
     import torch
 
     from d3d.cli import system_report
     from d3d.hub.cache import cache_root
+    from d3d.methods.costs import costs_journal, read_costs
 
     found = system_report.devices()
-    report = target and system_report.target_report(target, context, found)
+    report = system_report.target_report(model, context, found) if model else None
     facts: dict[str, Any] = {
         "versions": system_report.versions(),
         "devices": [device._asdict() for device in found],
@@ -41,6 +42,7 @@ def doctor(
             "path": str(cache_root()),
             "items": [item._asdict() for item in system_report.cached_items()],
         },
+        "costs": read_costs(costs_journal()),
         "target": {**report._asdict(), "fits": [fit._asdict() for fit in report.fits]}
         if report
         else None,
@@ -71,7 +73,18 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         + (_gb(sum(item["num_bytes"] for item in items)) if items else "empty")
     )
     lines += [f"           {item['name']}: {_gb(item['num_bytes'])}" for item in items]
+    lines += [f"measured   {_cost(entry)}" for entry in facts["costs"]]
     return lines
+
+
+def _cost(entry: dict[str, Any]) -> str:
+    """An entry of what was measured on this machine, in one line."""
+    on = entry.get("measured_on", {})
+    values = ", ".join(
+        f"{name} {value:.3g}" for name, value in entry.items() if isinstance(value, int | float)
+    )
+    where = f"{on.get('dtype')}, {on.get('threads')} threads, {on.get('processor')}"
+    return f"{values} ({where}, {entry.get('date')})"
 
 
 def _target_lines(report: TargetReport) -> list[str]:

@@ -7,34 +7,23 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from d3d.decoding import modes as m
-from d3d.decoding.auto_modes import USUAL_ROWS, refuse_options_of
-from d3d.decoding.preset_choices import choices_of, filled_in, usual_mode
-from d3d.drafting.fused import check_fused_config
-from d3d.errors import D3DError, InvalidRequest
-from d3d.hub.checkpoint import DRAFT_IDS, CheckpointConfig, read_config
-from d3d.hub.footprint import footprint, is_here, model_config
-from d3d.hub.loading import WEIGHTS_FILE, resolve_drafter
-from d3d.hub.open_model import pick_device, pick_dtype
+from d3d.cli.options import ModelChoice
+from d3d.config import SpeculativeChoice, request_config, usual_method
+from d3d.errors import D3DError
+from d3d.hub.checkpoint import DRAFT_IDS, SCALE, CheckpointConfig, read_config
+from d3d.hub.footprint import footprint, model_config
+from d3d.hub.names import is_here, resolve_drafter
+from d3d.hub.open_model import WEIGHTS_FILE, pick_device, pick_dtype
 from d3d.hub.presets import PRESETS, Preset
-from d3d.hub.stored_tensors import SCALE
-from d3d.methods.async_.auto_placement import room_for_worker
-from d3d.methods.async_.coordinator import MissPolicy
-from d3d.methods.async_.placement import (
-    available_cores,
-    check_placement,
-    default_placement,
-    worker_cores,
-)
+from d3d.loader import preset_of
+from d3d.methods.async_.placement import available_cores
+from d3d.methods.base import Facts, MethodConfig
 from d3d.model.int8 import check_quantize, precision
-
-if TYPE_CHECKING:
-    from d3d.cli.options import ModelChoice
 
 NOT_HERE = "not on this machine yet; it would be fetched first"
 
@@ -84,34 +73,44 @@ class Drafting:
         return stored * bytes_per_number + made * (1 if quantize == "int8" else bytes_per_number)
 
 
-def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dict[str, Any]:
+def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> dict[str, Any]:
     """What would run, as plain JSON values. Raises InvalidRequest and InvalidCheckpoint as the run
     would."""
-    name, drafter = choice.check(), choice.drafter
-    choices = choices_of(name)
-    if choices is not None:
-        name, drafter = choices.target, drafter or choices.drafter
+    drafter, draft_model = choice.check(asked)
+    name, preset = choice.name, preset_of(choice.name)
+    preset_config: MethodConfig | None = None
+    dtype_name, quantize, threads = choice.dtype, choice.quantize, torch.get_num_threads()
+    if preset is not None:
+        file, preset_config = preset
+        name, drafter = file.target, drafter or file.drafter
+        dtype_name = file.dtype if dtype_name == "auto" else dtype_name
+        quantize, threads = quantize or file.quantize, file.threads or threads
     device = pick_device(choice.device)
-    dtype = pick_dtype(
-        choices.dtype if choices is not None and choice.dtype == "auto" else choice.dtype, device
-    )
-    quantize = choice.quantize or (None if choices is None else choices.quantize)
+    dtype = pick_dtype(dtype_name, device)
     check_quantize(quantize, device)
-    preset = PRESETS.get(name) if drafter is None else None
+    named = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None
     num_layers = 0 if config is None else config.num_hidden_layers
-    drafting = (
-        None if choice.mode == "plain" else _drafting(drafter, preset, num_layers, choice.engine)
-    )
-    mode = choice.mode or usual_mode(choices, has_drafter=drafting is not None)
-    plan = _Plan(
-        filled_in(choices, mode, options, has_drafter=drafting is not None),
-        drafting,
+    drafting = None
+    if asked.method not in ("plain", "ngram") and draft_model is None:
+        drafting = _drafting(drafter, named, num_layers, choice.engine)
+    has_drafter = drafting is not None
+    method = asked.method or usual_method(preset_config, has_drafter=has_drafter)
+    chosen = request_config(preset_config, method, asked.options, has_drafter=has_drafter)
+    facts = Facts(
         device,
-        preset,
-        choice.engine,
+        choice.engine == "native",
+        None if drafting is None else drafting.config.drafter,
+        drafting is not None and drafting.is_target,
+        None if named is None else named.fused_rows,
+        is_stored=True,
     )
-    cores = available_cores()
+    described = chosen.describe(facts)
+    if method != "auto":
+        described = {"modes": {method: described}, "left_out": {}}
+    size = None
+    if config is not None:
+        size = _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, quantize)
     return {
         "target": {
             "source": name,
@@ -121,15 +120,11 @@ def dry_run(choice: ModelChoice, options: m.ModeOptions, max_tokens: int) -> dic
             "quantize": quantize,
         },
         "drafter": None if drafting is None else _about(drafting),
-        "mode": mode,
-        **(plan.auto() if mode == "auto" else plan.of(mode)),
-        "cores": cores,
-        "threads": torch.get_num_threads()
-        if choices is None or choices.threads is None
-        else choices.threads,
-        "memory": None
-        if config is None
-        else _memory(name, config.hidden_size, drafting, dtype.itemsize, max_tokens, quantize),
+        "mode": method,
+        **described,
+        "cores": available_cores(),
+        "threads": threads,
+        "memory": size,
     }
 
 
@@ -162,106 +157,6 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
         return
     sizes = f"target {memory['target_bytes'] / 1e9:.2f} GB, drafter {memory['drafter_bytes'] / 1e9:.2f} GB"
     yield f"memory     {sizes}, cache {memory['cache_bytes_per_token'] / 1e3:.0f} kB a token"
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Modes by what is known without weights."""
-
-    options: m.ModeOptions
-    drafting: Drafting | None
-    device: torch.device
-    preset: Preset | None
-    engine: str
-
-    def of(self, mode: str) -> dict[str, Any]:
-        """The one mode. Raises InvalidRequest where it is not to be had, or an option means nothing
-        in it."""
-        m.refuse_foreign(mode, self.options)
-        return {"modes": {mode: self._mode(mode, None)}, "left_out": {}}
-
-    def auto(self) -> dict[str, Any]:
-        """What auto mode would try."""
-        room = room_for_worker(self.device, len(available_cores()), is_stored=True)
-        found: dict[str, dict[str, Any]] = {"plain": {}}
-        left_out: dict[str, str] = {}
-        if self.drafting is None:
-            left_out = dict.fromkeys(("serial", "fused", "async"), "there is no drafter")
-        else:
-            found["serial"] = self._mode("serial", None)
-            for mode, placement in (
-                ("fused", None),
-                ("async", self.options.placement or room.placement),
-            ):
-                try:
-                    if mode == "async" and placement is None:
-                        raise InvalidRequest(room.reason)
-                    found[mode] = self._mode(mode, placement)
-                except InvalidRequest as error:
-                    left_out[mode] = str(error).removeprefix("mode: ")
-        refuse_options_of(left_out, self.options)
-        return {"modes": found, "left_out": left_out}
-
-    def _mode(self, mode: str, placement: str | None) -> dict[str, Any]:
-        if mode == "plain":
-            return {}
-        if self.drafting is None:
-            raise InvalidRequest(
-                f"mode: {mode} needs a drafter, and there is none; name one with --drafter, or use plain"
-            )
-        if mode in ("fused", "async") and self.engine != "native":
-            raise InvalidRequest(f"mode: {mode} needs d3d's own engine to run the target")
-        config, options = self.drafting.config.drafter, self.options
-        if mode == "fused":
-            check_fused_config(config, clean_rows_are_targets=self.drafting.is_target)
-            preset = None if self.preset is None else self.preset.fused_rows
-            rows = (
-                m.checked_rows(options.rows)
-                or preset
-                or f"{USUAL_ROWS} in auto mode, else measured at the start"
-            )
-            lookup = m.checked_lookup(options.lookup)
-            length = m.checked_fused_length(options.draft_length, config.longest_slot_draft, lookup)
-            return {"draft_length": length, "rows": rows} | ({"lookup": lookup} if lookup else {})
-        length = m.checked_draft_length(
-            options.draft_length, config.block_size, m.DEFAULT_DRAFT_LENGTH
-        )
-        if mode == "serial":
-            steps = {
-                "draft_length": length,
-                "denoise_steps": m.checked_steps(options.num_denoise_steps, length),
-            }
-            told = {
-                "draft_confidence": m.checked_confidence(options.draft_confidence),
-                "lookup": m.checked_lookup(options.lookup) or None,
-                "least_kept": m.checked_least_kept(options.least_kept) or None,
-            }
-            return steps | {name: value for name, value in told.items() if value is not None}
-        return {
-            "draft_length": length,
-            "outcomes": m.checked_outcomes(options.outcomes),
-        } | self._worker(placement)
-
-    def _worker(self, placement: str | None) -> dict[str, Any]:
-        policy, where = (
-            self.options.miss_policy or "draft_now",
-            placement or self.options.placement or default_placement(self.device),
-        )
-        if policy not in get_args(MissPolicy):
-            raise InvalidRequest(
-                f"miss policy: {policy!r} is not one of {', '.join(get_args(MissPolicy))}"
-            )
-        check_placement(where, self.device)
-        fields: dict[str, Any] = {"miss_policy": policy, "placement": where}
-        cores = available_cores()
-        if where == "processes":
-            fields["worker_cores"] = worker_cores(cores)
-        if self.device.type == "cpu":
-            left = len(cores) - (
-                len(fields["worker_cores"]) if where == "processes" else 1
-            )  # a draft thread has one
-            fields["target_threads"] = max(1, min(torch.get_num_threads(), left))
-        return fields
 
 
 def _drafting(

@@ -1,281 +1,229 @@
-"""Options that several commands share, and what becomes of them. Each appears once, so its help and
-its effect cannot drift apart."""
+"""Options that several commands share. Those of the methods and of sampling are made from their
+config classes, so help, ranges and errors can't drift apart from what they do."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from d3d.config import METHODS, OPTION_ALIASES, OPTIONS, SpeculativeChoice, asked_method
+from d3d.engine.params import SamplingParams
+from d3d.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from d3d.api import Model
-    from d3d.decoding.modes import ModeOptions
-    from d3d.decoding.results import GenerationResult
-    from d3d.hub.open_model import TargetModel
-    from d3d.lab.tune.traffic import Asked, TrafficLog
 
 DEFAULT_MODEL = "smollm2-135m"
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Preset, or preset file, that brings target and drafter. Default: {DEFAULT_MODEL}, unless --target."
-    ),
+DeviceOption = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel="Model")
 ]
-TargetOption = Annotated[
-    str | None, typer.Option(help="Target: directory, GGUF file, hub id or preset.")
+DTypeOption = Annotated[
+    str, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel="Model")
 ]
-DrafterOption = Annotated[
-    str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")
-]
-ModeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="plain, serial, fused, async or auto, the fastest of these. Default: the preset file's, else serial with a drafter."
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        help="What runs the target: native, or transformers for any causal language model (slower; plain and serial only)."
-    ),
-]
-DTypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 QuantizeOption = Annotated[
     str | None,
     typer.Option(
-        help="int8: eight-bit weights of target and drafter, on a CPU with VNNI. The target then is another model."
+        help="int8: eight-bit weights of target and drafter, on a CPU with VNNI. The target then "
+        "is another model.",
+        rich_help_panel="Model",
     ),
 ]
-DraftLengthOption = Annotated[
-    int | None,
+EngineOption = Annotated[
+    str,
     typer.Option(
-        help="Most tokens to draft a round. Default: 5 in serial and async mode, 6 in fused, 8 there with --lookup."
+        help="What runs the target: native, or transformers for any causal language model "
+        "(slower; no fused or async mode).",
+        rich_help_panel="Model",
     ),
 ]
-RowsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Fused mode: most rows of a pass a sequence. Default: the preset's, else measured at the start."
-    ),
+MaxTokensOption = Annotated[
+    int, typer.Option(help="Longest answer in tokens.", rich_help_panel="Sampling")
 ]
-OutcomesOption = Annotated[
-    int | None, typer.Option(help="Async mode: verdicts to prepare for in a round. Default: 1.")
-]
-MissPolicyOption = Annotated[
-    str | None,
+ThinkingOption = Annotated[
+    bool | None,
     typer.Option(
-        help="Async mode, where no successor fits: draft_now (default) waits for a draft, bonus_only goes on without."
-    ),
-]
-PlacementOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Async mode, where the drafter runs: thread, processes; CUDA: streams, devices."
+        "--thinking/--no-thinking",
+        help="Handed to the chat template as enable_thinking.",
+        rich_help_panel="Sampling, further",
     ),
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto)."
+        help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto).",
+        rich_help_panel="Output",
     ),
 ]
 RecordOption = Annotated[
     Path | None,
     typer.Option(
-        help="Add a line on this request to a file here: sampling, mode, what each round kept; for d3d calibrate and tune."
+        help="Add a line on this request to a file here: sampling, method, what each round kept; "
+        "for d3d calibrate and tune.",
+        rich_help_panel="Output",
     ),
 ]
 RecordTextOption = Annotated[
     bool,
-    typer.Option("--record-text", help="With --record: the prompt's text, too. d3d tune needs it."),
-]
-DenoiseStepsOption = Annotated[
-    int | None,
-    typer.Option(help="Serial mode: drafter passes a block, at most the draft length. Default: 1."),
-]
-DraftConfidenceOption = Annotated[
-    float | None,
     typer.Option(
-        help="Serial mode: cut a draft where its chance to be kept, by the drafter's own figures, falls below this. Default: no cut."
-    ),
-]
-LookupOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Serial and fused mode: where the text's last N or more tokens stand earlier in it, draft what followed them. 0: never."
-    ),
-]
-LeastKeptOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Serial mode: ask the drafter only in every eighth round while its drafts keep fewer tokens in the mean. 0: always."
-    ),
-]
-MaxTokensOption = Annotated[int, typer.Option(help="Longest answer in tokens.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
-TopKOption = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
-TopPOption = Annotated[
-    float, typer.Option(help="Keep the smallest set of tokens with this probability.")
-]
-MinPOption = Annotated[
-    float, typer.Option(help="Keep tokens at least this likely relative to the best.")
-]
-RepetitionOption = Annotated[
-    float, typer.Option(help="Repetition penalty over prompt and answer; 1 is none.")
-]
-PresenceOption = Annotated[float, typer.Option(help="Presence penalty over the answer.")]
-FrequencyOption = Annotated[float, typer.Option(help="Frequency penalty over the answer.")]
-LogitBiasOption = Annotated[
-    list[str] | None, typer.Option(help="ID:VALUE, added to a token's logit; may be repeated.")
-]
-MinTokensOption = Annotated[int, typer.Option(help="No end of the answer before this many tokens.")]
-StopOption = Annotated[
-    list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")
-]
-StopTokenOption = Annotated[
-    list[int] | None, typer.Option(help="Token id that ends the answer; may be repeated.")
-]
-SeedOption = Annotated[
-    int | None, typer.Option(help="Noise of the sampler; a fresh one by default.")
-]
-LogprobsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Report each token's log-probability and this many best alternatives; needs --json."
-    ),
-]
-ThinkingOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--thinking/--no-thinking", help="Handed to the chat template as enable_thinking."
+        "--record-text",
+        help="With --record: the prompt's text, too. d3d tune needs it.",
+        rich_help_panel="Output",
     ),
 ]
 DryRunOption = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Say what would run where, load no weights, and answer nothing."
+        "--dry-run",
+        help="Say what would run where, load no weights, and answer nothing.",
+        rich_help_panel="Output",
     ),
 ]
 ColorOption = Annotated[
     bool,
-    typer.Option("--color", help="Show which tokens the drafter proposed and the target kept."),
+    typer.Option(
+        "--color",
+        help="Show which tokens the drafter proposed and the target kept.",
+        rich_help_panel="Output",
+    ),
 ]
 
 
-@dataclass(frozen=True)
-class ModelChoice:
-    """Which model to load, and how."""
+class Group(NamedTuple):
+    """Options that a command takes as one argument."""
 
-    model: str | None
-    target: str | None
-    drafter: str | None
-    mode: str | None
-    device: str
-    dtype: str
-    engine: str = "native"
-    quantize: str | None = None
+    name: str
+    """Of the argument."""
+    parameters: tuple[inspect.Parameter, ...]
+    collect: Callable[[dict[str, Any]], Any]
+    """From the options' values to the argument."""
 
-    def load(self) -> Model:
-        """Raises InvalidRequest as `check`."""
-        from d3d.api import load
 
-        name = self.check()
-        return load(
-            name,
-            self.drafter,
-            device=self.device,
-            dtype=self.dtype,
-            plain=self.mode == "plain",
-            engine=self.engine,
-            quantize=self.quantize,
+def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of groups."""
+
+    def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=False).parameters.values()
+        module = inspect.getmodule(command)
+        names = vars(module) if module is not None else {}
+        shared = {group.name for group in groups}
+        kept = [
+            parameter.replace(
+                annotation=eval(parameter.annotation, dict(names))  # noqa: S307 - the module's own
+                if isinstance(parameter.annotation, str)
+                else parameter.annotation,
+                kind=inspect.Parameter.KEYWORD_ONLY,
+            )
+            for parameter in own
+            if parameter.name not in shared
+        ]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            for group in groups:
+                given = {
+                    parameter.name: values.pop(parameter.name) for parameter in group.parameters
+                }
+                values[group.name] = group.collect(given)
+            command(**values)
+
+        shown = sorted(
+            [*kept, *(parameter for group in groups for parameter in group.parameters)], key=_rank
         )
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        return run
 
-    def check(self) -> str:
-        """The target's name. Raises InvalidRequest for options that contradict each other, before
-        anything is fetched or read."""
-        from d3d.api import MODES
-        from d3d.errors import InvalidRequest
-        from d3d.hub.preset_file import is_preset_file
-        from d3d.hub.presets import PRESETS, find_preset
-
-        for option, value in (
-            ("--model", self.model),
-            ("--target", self.target),
-            ("--drafter", self.drafter),
-        ):
-            if value is not None and not value.strip():
-                raise InvalidRequest(f"{option} is empty; name something, or leave it out")
-        if self.mode is not None and self.mode not in MODES:
-            raise InvalidRequest(f"mode: {self.mode!r} is not one of {', '.join(MODES)}")
-        self._check_engine()
-        if self.model is not None and self.target is not None:
-            raise InvalidRequest("--model and --target both name a target; give one of them")
-        if self.mode == "plain" and self.drafter is not None:
-            raise InvalidRequest(
-                "--mode plain uses no drafter; leave --drafter out, or use --mode serial"
-            )
-        name = self.target or self.model or DEFAULT_MODEL
-        if self.target is None and not is_preset_file(name):
-            find_preset(name)
-        elif (
-            self.mode in ("serial", "fused", "async")
-            and self.drafter is None
-            and name not in PRESETS
-            and not is_preset_file(name)
-        ):
-            raise InvalidRequest(
-                f"--mode {self.mode} needs a drafter for {name}; give one with --drafter, or use --mode plain"
-            )
-        return name
-
-    def _check_engine(self) -> None:
-        from d3d.api import ENGINES
-        from d3d.errors import InvalidRequest
-
-        if self.engine not in ENGINES:
-            raise InvalidRequest(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
-        if self.engine != "native" and self.mode in ("fused", "async"):
-            raise InvalidRequest(
-                f"--mode {self.mode} needs d3d's own engine; leave --engine out, or use --mode plain or serial"
-            )
-        if self.engine != "native" and self.quantize is not None:
-            raise InvalidRequest(
-                "--quantize needs d3d's own engine; leave --engine out, or --quantize"
-            )
+    return with_groups
 
 
-def note_speculation(result: GenerationResult) -> None:
-    """On standard error: what auto mode has chosen and why, and what went wrong."""
-    from d3d.cli.console import note
+PANELS = (
+    "Model",
+    "Speculation",
+    "Sampling",
+    None,
+    "Output",
+    "Speculation, further",
+    "Sampling, further",
+)
+"""Panels of the help, in their order; what a newcomer needs comes first."""
 
-    if result.speculation is None:
-        return
-    if result.speculation.choice is not None:
-        note(f"auto: {result.speculation.choice.why}")
-    for warning in result.speculation.warnings:
-        note(f"warning: {warning}", "yellow")
+
+def _rank(parameter: inspect.Parameter) -> int:
+    """Where the help shows an option: arguments first, then by panel."""
+    info = parameter.annotation.__metadata__[0]
+    if isinstance(info, typer.models.ArgumentInfo):
+        return -1
+    return PANELS.index(info.rich_help_panel)
 
 
-def show_dry_run(
-    choice: ModelChoice, options: ModeOptions, max_tokens: int, *, as_json: bool
-) -> None:
-    """Print what would run where. Raises InvalidRequest, InvalidCheckpoint."""
-    import json
+def _option(
+    name: str, kind: Any, default: Any, text: str, panel: str, *flags: str, hidden: bool = False
+) -> inspect.Parameter:
+    declarations = flags or (f"--{name.replace('_', '-')}",)
+    info = typer.Option(*declarations, help=text, rich_help_panel=panel, hidden=hidden)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, info],
+    )
 
-    from d3d.cli.dry_run import dry_run, lines
 
-    plan = dry_run(choice, options, max_tokens)
-    typer.echo(json.dumps(plan) if as_json else "\n".join(lines(plan)))
+# Sampling
+
+BASIC = ("max_tokens", "temperature", "top_p", "seed", "draft_length", "lookup")
+"""Options on the first screen of the help."""
+
+FLAGS = {"stop_token_ids": "--stop-token-id"}
+REPEATED = {
+    "stop": (list[str] | None, "String that ends the answer; may be repeated."),
+    "stop_token_ids": (list[int] | None, "Token id that ends the answer; may be repeated."),
+    "logit_bias": (list[str] | None, "ID:VALUE, added to a token's logit; may be repeated."),
+}
+
+
+def sampling(*names: str, **defaults: Any) -> Group:
+    """Sampling parameters, by name; all of them without names."""
+    parameters = []
+    for name, field in SamplingParams.model_fields.items():
+        if names and name not in names:
+            continue
+        flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+        kind, text = REPEATED.get(name, (field.annotation, _sentence(field.description or "")))
+        default = None if name in REPEATED else defaults.get(name, field.default)
+        panel = "Sampling" if name in BASIC else "Sampling, further"
+        parameters.append(_option(name, kind, default, text, panel, flag))
+    return Group("sampling", tuple(parameters), _sampling_options)
+
+
+def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Raises InvalidRequest for an impossible one."""
+    from pydantic import ValidationError
+
+    from d3d.errors import first_problem
+
+    options = dict(given)
+    for name in ("stop", "stop_token_ids"):
+        if name in options:
+            options[name] = tuple(options[name] or ())
+    if "logit_bias" in options:
+        options["logit_bias"] = parse_logit_bias(options["logit_bias"])
+    try:
+        SamplingParams(**options)
+    except ValidationError as error:
+        raise InvalidRequest(first_problem(error, SamplingParams.model_fields)) from error
+    return options
 
 
 def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:
     """ID:VALUE pairs. Raises InvalidRequest that shows the pair."""
-    from d3d.errors import InvalidRequest
-
     bias: dict[int, float] = {}
     for pair in pairs or []:
         token_id, _, value = pair.partition(":")
@@ -286,116 +234,192 @@ def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:
     return bias
 
 
-def read_prompt(prompt: str, *, raw: bool) -> str:
-    """The prompt itself, or for `-` standard input without its last newline. Raises InvalidRequest
-    for an empty one."""
-    import sys
+# Methods
 
-    from d3d.api import check_prompt
-    from d3d.errors import InvalidRequest
-
-    if prompt == "-":
-        try:
-            prompt = sys.stdin.read().removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
-    check_prompt(prompt, raw=raw)
-    return prompt
+SHORT_FLAGS = {"num_denoise_steps": "--denoise-steps"}
 
 
-def sampling_options(local: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters among a command's arguments. Raises InvalidRequest for an impossible
-    one."""
-    from d3d.api import sampling_params
-
-    names = (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
+def _method_parameters() -> list[inspect.Parameter]:
+    summaries = "; ".join(f"{name}: {config.summary}" for name, config in METHODS.items())
+    text = f"{summaries}. Default: the preset's, else serial with a drafter."
+    parameters = [_option("method", str | None, None, text, "Speculation", "--method", "--mode")]
+    for name, methods in OPTIONS.items():
+        field = METHODS[methods[0]].model_fields[name]
+        owners = [method for method in methods if method != "auto"] or list(methods)
+        flags = [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
+        flags.append(f"--{name.replace('_', '-')}")
+        if name == "draft_length":
+            flags += [f"--{alias.replace('_', '-')}" for alias in ("num_speculative_tokens",)]
+            owners = []
+        panel = "Speculation" if name in BASIC else "Speculation, further"
+        kind = {"float": float | None, "int": int | None}.get(_scalar(field.annotation), str | None)
+        label = f"{', '.join(owners).capitalize()}: " if owners else ""
+        parameters.append(_option(name, kind, None, f"{label}{field.description}", panel, *flags))
+    text = (
+        "Method and options as JSON, in vLLM's words: method, num_speculative_tokens, model (the "
+        "drafter), prompt_lookup_min, prompt_lookup_max, or any option here by name."
     )
-    options = {
-        name: local[name]
-        for name in (*names, "min_tokens", "max_tokens", "seed", "logprobs")
-        if name in local
-    }
-    for option, parameter in (("stop", "stop"), ("stop_token_id", "stop_token_ids")):
-        if option in local:
-            options[parameter] = tuple(local[option] or ())
-    if "logit_bias" in local:
-        options["logit_bias"] = parse_logit_bias(local["logit_bias"])
-    sampling_params(options)
-    return options
+    return [*parameters, _option("speculative_config", str | None, None, text, "Speculation")]
 
 
-def check_trace(path: Path | None) -> None:
-    """Raises InvalidRequest where no file can be written, before anything is computed."""
-    from d3d.errors import InvalidRequest
+def _scalar(annotation: Any) -> str:
+    """Name of the number type of an optional field."""
+    text = str(annotation)
+    return next((name for name in ("float", "int") if f"{name} |" in f"{text} |"), "str")
 
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise InvalidRequest(
-            f"--trace {path}: there is no such directory, or it is one; name a file in a directory that exists"
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+SPECULATION = Group("speculation", tuple(_method_parameters()), asked_method)
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model to load, and how."""
+
+    model: str | None = None
+    drafter: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    engine: str = "native"
+    quantize: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.model or DEFAULT_MODEL
+
+    def load(self, asked: SpeculativeChoice | None = None) -> Model:
+        """asked: the method, which may need no drafter, or name one. Raises InvalidRequest as
+        `check`."""
+        from d3d.loader import load
+
+        drafter, draft_model = self.check(asked)
+        method = None if asked is None else asked.method
+        return load(
+            self.name,
+            drafter,
+            device=self.device,
+            dtype=self.dtype,
+            plain=method in ("plain", "ngram"),
+            engine=self.engine,
+            quantize=self.quantize,
+            draft_model=draft_model,
         )
 
-
-def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
-    """Raises InvalidRequest where nothing can be recorded, before anything is computed."""
-    from d3d.errors import InvalidRequest
-    from d3d.lab.tune.traffic import TrafficLog
-
-    if path is None:
-        if with_text:
+    def check(self, asked: SpeculativeChoice | None) -> tuple[str | None, str | None]:
+        """The D3D drafter's name and the causal draft model's. Raises InvalidRequest for options
+        that contradict each other, before anything is fetched or read."""
+        method = None if asked is None else asked.method
+        named = None if asked is None else asked.drafter
+        if named is not None and self.drafter is not None and named != self.drafter:
             raise InvalidRequest(
-                "--record-text says what goes into the file of --record; name one, or leave it out"
+                f"--drafter {self.drafter} and the model {named} of --speculative-config are both "
+                "named; give one of them"
             )
-        return None
-    if path.is_dir() or not path.absolute().parent.is_dir():
+        drafter = self.drafter or named
+        if method in ("plain", "ngram") and drafter is not None:
+            raise InvalidRequest(
+                f"--method {method} uses no drafter; leave --drafter out, or use --method serial"
+            )
+        if self.engine != "native" and self.quantize is not None:
+            raise InvalidRequest(
+                "--quantize needs d3d's own engine; leave --engine out, or --quantize"
+            )
+        if self.engine != "native" and method in ("fused", "async"):
+            raise InvalidRequest(
+                f"--method {method} needs d3d's own engine; leave --engine out, or use --method "
+                "plain or serial"
+            )
+        if method == "draft_model" and drafter is not None:
+            return None, drafter
+        if (
+            method in ("serial", "fused", "async")
+            and drafter is None
+            and not _brings_one(self.name)
+        ):
+            raise InvalidRequest(
+                f"--method {method} needs a drafter for {self.name}; give one with --drafter, or "
+                "use --method plain or ngram"
+            )
+        return drafter, None
+
+
+def _brings_one(model: str) -> bool:
+    """Whether a model's name may bring a drafter."""
+    from d3d.hub.presets import PRESETS, is_preset_file
+
+    return model in PRESETS or is_preset_file(model)
+
+
+_TARGET_HELP = (
+    "Target: preset, preset file, directory, GGUF file or hub id. A preset brings its drafter."
+)
+
+
+def _target_parameters(default: str | None) -> tuple[inspect.Parameter, ...]:
+    text = _TARGET_HELP if default is None else f"{_TARGET_HELP} Default: {default}."
+    return (
+        _option("model", str | None, None, text, "Model", "--model", "-m"),
+        _option("target", str | None, None, "Alias of --model.", "Model", hidden=True),
+    )
+
+
+def _one_target(given: dict[str, Any]) -> str | None:
+    """Raises InvalidRequest for two different targets, and for an empty name."""
+    model, target = given["model"], given["target"]
+    for option, value in (("--model", model), ("--target", target)):
+        if value is not None and not value.strip():
+            raise InvalidRequest(f"{option} is empty; name something, or leave it out")
+    if model is not None and target is not None and model != target:
         raise InvalidRequest(
-            f"--record {path}: there is no such directory, or it is one; name a file in a directory that exists"
+            f"--model {model} and --target {target} name two targets; give one of them"
         )
-    return TrafficLog(path, with_text)
+    name: str | None = model if model is not None else target
+    return name
 
 
-def record_request(
-    log: TrafficLog | None, model: Model, asked: Asked, result: GenerationResult
-) -> None:
-    """Where something is recorded; a warning where that fails."""
-    from d3d.cli.console import note
-
-    if log is not None and (problem := log.add(model, asked, result)):
-        note(f"warning: {problem}", "yellow")
+TARGET = Group("model", _target_parameters(None), _one_target)
+"""The target's name alone; None if it is not given."""
 
 
-def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
-    """With what d3d plan has to know to model the same rounds. Raises InvalidRequest where the file
-    can't be written."""
-    import json
-
-    import torch
-
-    from d3d.decoding.timeline import chrome_trace
-    from d3d.errors import InvalidRequest
-
-    about = {
-        "mode": "plain" if result.speculation is None else result.speculation.mode,
-        "dtype": dtype,
-        "threads": torch.get_num_threads(),
-        "prompt_tokens": result.usage.prompt_tokens,
-        "tpot_s": result.timing.tpot_s,
-    }
-    try:
-        path.write_text(json.dumps(chrome_trace(result.rounds, about)))
-    except OSError as error:
-        raise InvalidRequest(f"--trace {path} can't be written: {error}") from error
+def _model_choice(given: dict[str, Any]) -> ModelChoice:
+    if given["drafter"] is not None and not given["drafter"].strip():
+        raise InvalidRequest("--drafter is empty; name something, or leave it out")
+    names = ("drafter", "device", "dtype", "engine", "quantize")
+    return ModelChoice(_one_target(given), **{name: given[name] for name in names})
 
 
-def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:
-    """What to tell somebody who sets a switch that this model's chat template does not have."""
-    from d3d.hub.chat import heeds_thinking
+def _annotated(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
-    if thinking is None or heeds_thinking(model.tokenizer):
-        return None
-    return f"warning: the chat template of {model.source} does not look at enable_thinking, so --thinking/--no-thinking changes nothing"
+
+MODEL = Group(
+    "choice",
+    (
+        *_target_parameters(DEFAULT_MODEL),
+        _option(
+            "drafter",
+            str | None,
+            None,
+            "Drafter: directory or hub id; it replaces a preset's own.",
+            "Model",
+            "--drafter",
+            "-d",
+        ),
+        _annotated("device", DeviceOption, "auto"),
+        _annotated("dtype", DTypeOption, "auto"),
+        _annotated("quantize", QuantizeOption, None),
+        _annotated("engine", EngineOption, "native"),
+    ),
+    _model_choice,
+)
+"""A target, its drafter, and how they run."""
+
+assert OPTION_ALIASES["num_speculative_tokens"] == "draft_length"

@@ -1,4 +1,4 @@
-"""`d3d profile`: what the passes of target and drafter take on this machine."""
+"""`d3d profile`: the costs of target's and drafter's passes on this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from d3d.cli.options import DEFAULT_MODEL, DeviceOption
 if TYPE_CHECKING:
     from d3d.api import Model
 
+BUSY_LOAD = 0.5
+"""Cores busy with other work, above which times are not to be trusted."""
+
 
 def profile(
     output: Annotated[
         Path,
         typer.Argument(
-            help="The profile to write, such as profile.json. One that was interrupted goes on."
+            help="The profile to write, such as profile.json. An interrupted one is continued."
         ),
     ],
     target: Annotated[
@@ -33,7 +36,7 @@ def profile(
     draft_length: Annotated[
         list[int] | None,
         typer.Option(
-            help="Tokens to draft; may be repeated. Default: some, from 1 to the drafter's block size."
+            help="Tokens to draft; may be repeated. Default: some, up to the drafter's block size."
         ),
     ] = None,
     outcomes: Annotated[
@@ -46,19 +49,20 @@ def profile(
     ] = None,
     threads: Annotated[
         list[int] | None,
-        typer.Option(help="Threads of torch; may be repeated. Default: as many as it uses."),
+        typer.Option(help="Threads of torch; may be repeated. Default: torch's own number."),
     ] = None,
     placement: Annotated[
         str | None,
         typer.Option(
-            help="Async mode's draft worker: thread, processes, streams or devices. Default: as for generate."
+            help="Async mode's draft worker: thread, processes, streams or devices. Default: as "
+            "for generate."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Samples of each pass.")] = 7,
     device: DeviceOption = "auto",
 ) -> None:
-    """Measure t_verify, t_draft, packed and fused passes, the switch and memory; `d3d plan` reads
-    it. Run it on an idle machine."""
+    """Measure the passes of plain, serial, fused and async mode, the switch, and memory, for
+    `d3d plan`. Run it on an idle machine."""
     import d3d
     from d3d.cli.console import meter, note
     from d3d.errors import InvalidRequest
@@ -66,7 +70,8 @@ def profile(
 
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidRequest(
-            f"{output}: it is a directory, or in none that exists; name a file, such as profile.json"
+            f"{output}: it is a directory, or in none that exists; name a file, such as "
+            "profile.json"
         )
     grid = Grid(
         tuple(context or Grid.contexts),
@@ -81,20 +86,19 @@ def profile(
         model = d3d.load(target, drafter, device=device, dtype=kind)
         if model.quantize is not None:
             raise InvalidRequest(
-                f"profile: {target} asks for {model.quantize} weights, whose passes are not profiled; name its target"
+                f"profile: {target} asks for {model.quantize} weights, whose passes are not "
+                "profiled; name its target"
             )
         return model
 
     with meter(100) as progress:
-        made = Measurement(output, grid, tuple(dtype or ("auto",)), load).run(
+        measured = Measurement(output, grid, tuple(dtype or ("auto",)), load).run(
             lambda done, total, what: progress.show(100 * done // total, what)
         )
-    if (made.machine["load_at_start"] or 0.0) > 0.5:
-        note(
-            "warning: the machine was at work when this began; times are not to be trusted",
-            "yellow",
-        )
-    points = sum(len(run.points) for run in made.runs)
+    if (measured.machine["load_at_start"] or 0.0) > BUSY_LOAD:
+        note("warning: the machine was busy at the start; times are not to be trusted", "yellow")
+    points = sum(len(run.points) for run in measured.runs)
     typer.echo(
-        f"{output}: {points} medians of up to {repeats} samples; d3d plan --profile {output} --trace ..."
+        f"{output}: {points} medians of up to {repeats} samples; "
+        f"d3d plan --profile {output} --trace ..."
     )

@@ -1,4 +1,4 @@
-"""`d3d prune`: take layers from a drafter, the least harmful first, and choose a depth."""
+"""`d3d prune`: remove layers from a drafter, the least harmful first, and choose a depth."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from d3d.cli.options import DeviceOption, DTypeOption
 
 if TYPE_CHECKING:
     from d3d.hub.open_model import OpenModel
-    from d3d.lab.prune.curve import Choice, Timing
-    from d3d.lab.prune.run import Answers, PruningRun, Settings
+    from d3d.lab.prune.curve import DepthTiming
+    from d3d.lab.prune.run import PruneAnswers, PruningRun
     from d3d.train.config import TrainConfig
     from d3d.train.corpus import Sample
 
@@ -28,13 +28,14 @@ def prune(
     held_out: Annotated[
         Path,
         typer.Argument(
-            help="Answers that `d3d data` recorded: of every second prompt to choose by, of the rest to judge."
+            help="Answers that `d3d data` recorded: of every second prompt to choose by, of the "
+            "rest to judge."
         ),
     ],
     output: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Directory of the run; one that was interrupted goes on."
+            metavar="OUT", help="Directory of the run; an interrupted one is continued."
         ),
     ],
     target: Annotated[
@@ -88,15 +89,14 @@ def prune(
     checkpoint."""
     from d3d.errors import InvalidRequest
     from d3d.hub.checkpoint import read_config
-    from d3d.hub.loading import resolve_drafter
+    from d3d.hub.names import resolve_drafter
     from d3d.hub.open_model import open_model
     from d3d.lab.prune.curve import Objective
-    from d3d.lab.prune.run import PruningRun, Settings
+    from d3d.lab.prune.run import PruneSettings, PruningRun
 
-    if objective not in get_args(Objective):
-        raise InvalidRequest(
-            f"objective: {objective!r} is not one of {', '.join(get_args(Objective))}"
-        )
+    objectives = get_args(Objective)
+    if objective not in objectives:
+        raise InvalidRequest(f"objective: {objective!r} is not one of {', '.join(objectives)}")
     if heal is None and config is not None:
         raise InvalidRequest(
             "--config is how a pruned drafter is healed; give --heal with a corpus, too"
@@ -106,47 +106,45 @@ def prune(
     healing = _healing(config, heal_steps) if heal else None
     base = open_model(target, device=device, dtype=dtype)
     answers = _answers(base, held_out, judge, heal)
-    settings = Settings(
+    settings = PruneSettings(
         fewest_layers=fewest_layers, shortlist=shortlist, draft_length=draft_length, seed=seed
     )
     run = PruningRun(output, source, base, answers, settings, healing)
     _prune(run)
-    timings = _time(run, base, settings, answers.judging[:measure])
+    timings = _time(run, answers.judging[:measure])
     _report(run, timings, objective, share, pictures=pictures)
 
 
 def _healing(config: Path | None, steps: int) -> TrainConfig:
     from d3d.train.config import RunConfig, Stage, TrainConfig, read_run_config
 
-    short = TrainConfig(
-        steps=steps,
-        warmup=max(1, steps // 10),
-        stages=(Stage(share=1.0, block_size=6, anchors=100),),
-    )
+    stage = Stage(share=1.0, block_size=6, anchors=100)
+    short = TrainConfig(steps=steps, warmup=max(1, steps // 10), stages=(stage,))
     settings = read_run_config(config) if config else RunConfig(train=short)
     return settings.train.model_copy(update={"steps": steps})
 
 
-def _answers(base: OpenModel, held_out: Path, judge: Path | None, heal: Path | None) -> Answers:
+def _answers(
+    base: OpenModel, held_out: Path, judge: Path | None, heal: Path | None
+) -> PruneAnswers:
     from d3d.hub.fingerprint import tokenizer_fingerprint
-    from d3d.lab.prune.run import Answers
+    from d3d.lab.prune.run import PruneAnswers
     from d3d.train.corpus import read_corpus
 
+    def among(samples: list[Sample], prompts: set[tuple[int, ...]], wanted: bool) -> list[Sample]:
+        return [each for each in samples if (tuple(each.prompt_ids) in prompts) is wanted]
+
     identity = tokenizer_fingerprint(base.tokenizer)
-    samples = read_corpus(held_out, identity)
-    judging: list[Sample] = read_corpus(judge, identity) if judge else []
+    choosing = read_corpus(held_out, identity)
     if judge is None:
-        prompts = list(dict.fromkeys(tuple(sample.prompt_ids) for sample in samples))
+        prompts = list(dict.fromkeys(tuple(sample.prompt_ids) for sample in choosing))
         odd = set(prompts[1::2])
-        judging = [sample for sample in samples if tuple(sample.prompt_ids) in odd]
-        samples = [sample for sample in samples if tuple(sample.prompt_ids) not in odd]
-    measured = {tuple(sample.prompt_ids) for sample in (*samples, *judging)}
-    corpus = read_corpus(heal, identity) if heal else []
-    return Answers(
-        samples,
-        judging,
-        tuple(sample for sample in corpus if tuple(sample.prompt_ids) not in measured),
-    )
+        choosing, judging = among(choosing, odd, False), among(choosing, odd, True)
+    else:
+        judging = read_corpus(judge, identity)
+    measured = {tuple(sample.prompt_ids) for sample in (*choosing, *judging)}
+    healing = among(read_corpus(heal, identity), measured, False) if heal else []
+    return PruneAnswers(choosing, judging, tuple(healing))
 
 
 def _prune(run: PruningRun) -> None:
@@ -156,49 +154,53 @@ def _prune(run: PruningRun) -> None:
         progress.show(len(run.curve), "depths")
         run.run(
             lambda depth: note(
-                f"{depth.layers} layers: acceptance length {depth.judged:.3f}, without layer {depth.removed}"
+                f"{depth.layers} layers: acceptance length {depth.judged:.3f}, without layer "
+                f"{depth.removed}"
             ),
             lambda look: progress.show(len(run.curve), f"depths; {look}"),
         )
 
 
-def _time(
-    run: PruningRun, base: OpenModel, settings: Settings, answers: list[Sample]
-) -> dict[int, Timing]:
+def _time(run: PruningRun, answers: list[Sample]) -> dict[int, DepthTiming]:
     from d3d.cli.console import meter
-    from d3d.lab.prune.timing import Measured, time_drafter
+    from d3d.lab.prune.timing import time_drafter
 
-    timings = {}
+    timings, length = {}, run.settings.draft_length
     with meter(len(run.curve)) as progress:
         for number, depth in enumerate(run.curve):
             progress.show(number, f"depths timed; {depth.layers} layers")
-            measured = Measured(answers, ANSWERS_TOKENS) if answers else None
-            timings[depth.layers] = time_drafter(
-                run.checkpoint(depth), base, settings.draft_length, measured
-            )
+            path = run.checkpoint(depth)
+            timings[depth.layers] = time_drafter(path, run.target, length, answers, ANSWERS_TOKENS)
     return timings
 
 
 def _report(
-    run: PruningRun, timings: dict[int, Timing], objective: Any, share: float, *, pictures: bool
+    run: PruningRun,
+    timings: dict[int, DepthTiming],
+    objective: Any,
+    share: float,
+    *,
+    pictures: bool,
 ) -> None:
+    """Writes curve.json, curve.md and curve.svg."""
     from d3d.cli.console import note
     from d3d.lab.prune.curve import choose
     from d3d.lab.report.pruning import curve_picture, curve_table
 
-    choice: Choice = choose(run.curve, timings, objective, share)
-    table = curve_table(run.curve, timings, choice)
+    depth, reason = chosen = choose(run.curve, timings, objective, share)
     record = {
-        "curve": [depth.model_dump(mode="json") for depth in run.curve],
+        "curve": [each.model_dump(mode="json") for each in run.curve],
         "timings": {str(layers): timing.model_dump() for layers, timing in timings.items()},
         "draft_length": run.settings.draft_length,
-        "chosen": {"layers": choice.depth.layers, "reason": choice.reason, "objective": objective},
+        "chosen": {"layers": depth.layers, "reason": reason, "objective": objective},
     }
-    (run.directory / "curve.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (run.directory / "curve.md").write_text(table, encoding="utf-8")
+    files = {
+        "json": json.dumps(record, indent=1) + "\n",
+        "md": curve_table(run.curve, timings, chosen),
+    }
     if pictures:
-        (run.directory / "curve.svg").write_text(
-            curve_picture(run.curve, timings, choice), encoding="utf-8"
-        )
-    note(f"{choice.depth.layers} layers: {choice.reason}")
-    typer.echo(run.checkpoint(choice.depth))
+        files["svg"] = curve_picture(run.curve, timings, chosen)
+    for kind, text in files.items():
+        (run.directory / f"curve.{kind}").write_text(text, encoding="utf-8")
+    note(f"{depth.layers} layers: {reason}")
+    typer.echo(run.checkpoint(depth))

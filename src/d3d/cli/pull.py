@@ -20,21 +20,19 @@ def pull(
     if not names:
         _list_presets()
         return
-    from d3d.hub.loading import resolve_model
+    from d3d.hub.names import resolve_model
 
     for name in names:
         typer.echo(f"{name}: {resolve_model(name)}")
 
 
 def _list_presets() -> None:
-    from d3d.hub.converted import converted_directory, is_converted
-    from d3d.hub.download import is_cached
-    from d3d.hub.preset_file import read_preset
-    from d3d.hub.presets import PRESETS, SHIPPED
+    from d3d.hub.download import find_conversion, is_cached
+    from d3d.hub.presets import PRESETS, SHIPPED, read_preset
 
     for preset in PRESETS.values():
         target = preset.target
-        ready = is_converted(converted_directory(target.stem, target.sha256), target.sha256)
+        ready = find_conversion(target) is not None
         state = "ready" if ready else "fetched" if is_cached(target) else "not fetched"
         typer.echo(f"{preset.name}  {preset.summary}; {preset.target.licence}; {state}")
     for name in SHIPPED:

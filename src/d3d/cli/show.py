@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from d3d.decoding.results import GenerationResult, StreamChunk
+    from d3d.results import GenerationResult, StreamChunk
 
 LEGEND = f"{typer.style('green', fg='green')}: drafted and kept; {typer.style('bold', bold=True)}: the target's own"
 
@@ -54,7 +54,7 @@ class Painter:
     character belongs to the token that completes it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        from d3d.decoding.detokenize import Detokenizer
+        from d3d.engine.text import Detokenizer
 
         self._detokenizer = Detokenizer(tokenizer)
         self._waiting: list[tuple[str, bool]] = []

@@ -9,12 +9,12 @@ from rich.text import Text
 from d3d.lab.report.tables import Table, shown
 
 WIDTH = 240
-"""Columns that a printed table may take: a narrower terminal breaks its lines, but no figure is
+"""Width of a printed table, in characters: a narrower terminal wraps its lines, but no figure is
 cut."""
 
 
 def print_table(table: Table, *, error: bool = False, names: int = 2) -> None:
-    """To standard output, or to standard error. names: columns that are aligned to the left."""
+    """Print to standard output, or standard error. names: number of left-aligned columns."""
     printed = RichTable(title=Text(table.title))
     for place, heading in enumerate(table.headings):
         printed.add_column(

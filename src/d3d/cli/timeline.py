@@ -1,4 +1,4 @@
-"""`d3d timeline`: what target and drafter did when, out of a trace."""
+"""`d3d timeline`: when target and drafter ran, from a trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def timeline(
-    trace: Annotated[Path, typer.Argument(help="What `d3d generate --trace` wrote.")],
+    trace: Annotated[Path, typer.Argument(help="File written by `d3d generate --trace`.")],
     out: Annotated[Path | None, typer.Option(help="Draw it into this file, .svg or .png.")] = None,
     start: Annotated[int, typer.Option(help="First round to draw.", min=0)] = 0,
     rounds: Annotated[
@@ -21,9 +21,9 @@ def timeline(
         typer.Option("--json", help="Print the figures as one JSON object in place of the table."),
     ] = False,
 ) -> None:
-    """Print what a trace adds up to: times, overlap, hits; and draw it with --out."""
+    """Print a trace's times, overlap and hits; draw its rounds with --out."""
     from d3d.cli.tables import print_table
-    from d3d.decoding.trace_file import read_trace
+    from d3d.engine.trace import read_trace
     from d3d.errors import InvalidRequest
     from d3d.lab.report.timeline import figures, picture, table
 

@@ -1,4 +1,4 @@
-"""`d3d train`: train a drafter on a corpus that its target has written."""
+"""`d3d train`: train a drafter on a corpus written by its target."""
 
 from __future__ import annotations
 
@@ -8,31 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d3d.cli.options import DEFAULT_MODEL, DeviceOption
+from d3d.cli import options as o
 
 if TYPE_CHECKING:
-    from d3d.train.config import RunConfig
+    from d3d.train.config import ModelSpec, RunConfig
+    from d3d.train.plan import TrainingPlan
     from d3d.train.run import TrainingRun
 
 
+@o.takes(o.TARGET)
 def train(
+    *,
     corpus: Annotated[Path | None, typer.Argument(help="Corpus made by `d3d data`.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Argument(help="Directory of the run; a run that was interrupted goes on."),
+        Path | None, typer.Argument(help="Directory of the run; an interrupted run continues.")
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(help="Corpus that is measured and never trained on.")
+        Path | None, typer.Option(help="Corpus to measure on, never trained on.")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file; without one the defaults train low-rank deltas at slots."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Preset, directory, GGUF file or hub id of the target. Default: the file's, else smollm2-135m."
-        ),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Stop, resumably, after this long.", min=0.0)
@@ -40,7 +36,7 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only print what it would take; needs no corpus and no weights."
+            "--dry-run", help="Only print what the run would take; needs no corpus and no weights."
         ),
     ] = False,
     planned_processes: Annotated[
@@ -54,18 +50,19 @@ def train(
     allow_evaluation_prompts: Annotated[
         bool,
         typer.Option(
-            "--allow-evaluation-prompts",
-            help="Train on a corpus that holds problems of evaluation sets.",
+            "--allow-evaluation-prompts", help="Train on a corpus with problems of evaluation sets."
         ),
     ] = False,
-    device: DeviceOption = "auto",
+    device: o.DeviceOption = "auto",
     dtype: Annotated[
         str | None,
         typer.Option(help="auto, float32 or bfloat16. Default: the file's train.precision."),
     ] = None,
+    model: str | None,
 ) -> None:
-    """Train a drafter; the best on the held-out answers is kept in OUTPUT/best. Several processes:
-    torchrun -m d3d.cli.app train."""
+    """Train a drafter; the best on the held-out answers is kept in OUTPUT/best.
+
+    For several processes, run torchrun -m d3d.cli.app train."""
     from d3d.errors import InvalidRequest
     from d3d.train.config import RunConfig, read_run_config
     from d3d.train.corpus_writer import refuse_evaluation_corpus
@@ -77,7 +74,8 @@ def train(
     if dry_run:
         if minutes is not None:
             raise InvalidRequest("--minutes means nothing with --dry-run, which trains nothing")
-        _plan(settings, config, target, corpus, (planned_processes or 1, tflops, device, dtype))
+        machine = (planned_processes or 1, tflops, device, dtype)
+        _print_plan(settings, config, model, corpus, machine)
         return
     if planned_processes is not None or tflops is not None:
         raise InvalidRequest(
@@ -88,7 +86,7 @@ def train(
             "give a corpus, a directory for the run, and --held-out with a corpus to measure on"
         )
     with processes(device) as own_device:
-        run = _open(settings, (corpus, held_out, output), target, own_device, dtype)
+        run = _open(settings, (corpus, held_out, output), model, own_device, dtype)
         interrupted = _train(run, minutes)
     if run.parallel.rank == 0:
         _report(run, output, interrupted=interrupted)
@@ -96,50 +94,13 @@ def train(
         raise typer.Exit(130)
 
 
-def _report(run: TrainingRun, output: Path, *, interrupted: bool) -> None:
-    from d3d.cli.console import note
-
-    trainer = run.trainer
-    note(
-        f"step {trainer.step} of {run.config.train.steps}, {trainer.slots_seen} slots, best acceptance length {run.best:.3f}"
-    )
-    if interrupted:
-        note("interrupted; the same command goes on from here")
-    else:
-        typer.echo(
-            output / "best"
-            if run.best
-            else f"{output}: nothing measured yet; the same command goes on"
-        )
-
-
-def _plan(
-    settings: RunConfig,
-    file: Path | None,
-    target: str | None,
-    corpus: Path | None,
-    machine: tuple[int, float | None, str, str | None],
-) -> None:
-    """machine: processes, their rate, device and dtype as the options have them."""
-    from d3d.cli.training_plan import print_plan
-    from d3d.hub.open_model import pick_device, pick_dtype
+def _target(settings: RunConfig, target: str | None) -> ModelSpec:
+    """The model that writes the corpus: the option's, else the file's, else the default."""
     from d3d.train.config import ModelSpec
-    from d3d.train.plan import Machine
 
-    processes, tflops, device, dtype = machine
-    where = pick_device(device)
-    here = Machine(
-        where,
-        pick_dtype(dtype or settings.train.precision, where),
-        processes,
-        None if tflops is None else 1e12 * tflops,
-    )
-    spec = (
-        ModelSpec(source=target) if target else settings.target or ModelSpec(source=DEFAULT_MODEL)
-    )
-    print_plan(
-        settings, spec, file.parent if file else Path(), corpus, here, calibrate=tflops is None
-    )
+    if target is None and settings.target is not None:
+        return settings.target
+    return ModelSpec(source=target or o.DEFAULT_MODEL)
 
 
 def _open(
@@ -151,22 +112,19 @@ def _open(
 ) -> TrainingRun:
     """paths: corpus, held-out corpus, directory of the run."""
     from d3d.hub.fingerprint import tokenizer_fingerprint
-    from d3d.hub.loading import load_tokenizer, resolve_tokenizer
-    from d3d.hub.open_model import open_model
+    from d3d.hub.names import resolve_tokenizer
+    from d3d.hub.open_model import load_tokenizer, open_model
     from d3d.train.corpus import read_corpus
     from d3d.train.parallel import choose_parallel
     from d3d.train.run import Author, TrainingRun
 
     corpus, held_out, output = paths
-    source = target or (settings.target.source if settings.target else DEFAULT_MODEL)
-    author = (
-        Author(source, load_tokenizer(resolve_tokenizer(source))) if settings.drafter.base else None
-    )
-    base = open_model(
-        settings.drafter.base.source if settings.drafter.base else source,
-        device=device,
-        dtype=dtype or settings.train.precision,
-    )
+    source, author = _target(settings, target).source, None
+    base_source = source
+    if settings.drafter.base is not None:
+        base_source = settings.drafter.base.source
+        author = Author(source, load_tokenizer(resolve_tokenizer(source)))
+    base = open_model(base_source, device=device, dtype=dtype or settings.train.precision)
     identity = tokenizer_fingerprint(author.tokenizer if author else base.tokenizer)
     samples, measured = read_corpus(corpus, identity), read_corpus(held_out, identity)
     parallel = choose_parallel(
@@ -178,7 +136,7 @@ def _open(
 
 
 def _train(run: TrainingRun, minutes: float | None) -> bool:
-    """Whether it was interrupted."""
+    """Train; returns whether the run was interrupted."""
     from d3d.cli.console import note
     from d3d.cli.interrupt import deferred_interrupt
     from d3d.cli.training_view import training_view
@@ -197,3 +155,114 @@ def _train(run: TrainingRun, minutes: float | None) -> bool:
             with training_view(run) as view:
                 run.run(view.show, stop=stop)
         return run.parallel.any(interrupted())
+
+
+def _report(run: TrainingRun, output: Path, *, interrupted: bool) -> None:
+    from d3d.cli.console import note
+
+    trainer = run.trainer
+    note(
+        f"step {trainer.step} of {run.config.train.steps}, {trainer.slots_seen} slots, "
+        f"best acceptance length {run.best:.3f}"
+    )
+    if interrupted:
+        note("interrupted; run the same command to continue")
+    elif run.best:
+        typer.echo(output / "best")
+    else:
+        typer.echo(f"{output}: nothing measured yet; run the same command to continue")
+
+
+def _print_plan(
+    settings: RunConfig,
+    file: Path | None,
+    target: str | None,
+    corpus: Path | None,
+    machine: tuple[int, float | None, str, str | None],
+) -> None:
+    """Print a table of what the run takes.
+
+    file: the configuration file, if any; machine: processes, their rate in TFLOP/s, device and
+    dtype, as the options give them."""
+    from d3d.hub.names import is_here
+    from d3d.hub.open_model import open_model, pick_device, pick_dtype
+    from d3d.train.corpus import read_corpus
+    from d3d.train.plan import Machine, TrainingPlan, find_config, measure_flops
+
+    num_processes, tflops, device, dtype = machine
+    spec = _target(settings, target)
+    base = settings.drafter.base or spec
+    where = pick_device(device)
+    precision = pick_dtype(dtype or settings.train.precision, where)
+    plan = TrainingPlan(
+        settings,
+        spec.source,
+        find_config(base, file.parent if file else Path()),
+        None if corpus is None else read_corpus(corpus),
+        Machine(where, precision, num_processes, None if tflops is None else 1e12 * tflops),
+    )
+    if tflops is None and is_here(base.source) and plan.memory.peak < plan.machine.available():
+        dtype_name = str(precision).removeprefix("torch.")
+        model = open_model(base.source, device=str(where), dtype=dtype_name)
+        rate = measure_flops(model, settings)
+        plan.machine = Machine(where, precision, num_processes, rate, measured=True)
+    table = _plan_rows(plan)
+    width = max(len(name) for name, _ in table)
+    for name, text in table:
+        typer.echo(f"{name:<{width}}  {text}")
+
+
+def _plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
+    """Name and text of each line."""
+    memory, kept, machine = plan.memory, plan.kept_layers, plan.machine
+    layers = "all" if len(kept) == plan.base_layers else ", ".join(map(str, kept))
+    corpus = (
+        "no corpus given: texts of max_length, a quarter of each prompt"
+        if plan.answers is None
+        else f"{plan.answers} answers"
+    )
+    epochs = "" if plan.epochs is None else f", {plan.epochs:.2f} epochs"
+    stages = "; ".join(
+        f"{slots:,.0f} in blocks of {stage.block_size} ({stage.share:.0%})"
+        for stage, slots in plan.slots
+    )
+    total_clean, seconds = plan.steps * plan.clean_tokens, plan.seconds_a_step
+    how = "measured here" if machine.measured else "stated, not measured; --tflops gives another"
+    available = machine.available()
+    fits = "fits" if memory.peak <= available else "does NOT fit"
+    return [
+        ("target", plan.target),
+        ("base", f"{plan.base}, {len(kept)} of {plan.base_layers} layers kept ({layers})"),
+        ("parameters", f"{plan.trainable:,} trainable, {plan.frozen:,} frozen"),
+        ("processes", f"{machine.processes} ({plan.distribution})"),
+        ("corpus", corpus + epochs),
+        ("tokens a step", f"{plan.clean_tokens:,.0f} clean; slots: {stages}"),
+        (
+            "tokens in all",
+            f"{total_clean:,.0f} clean, {plan.total_slots:,.0f} slots in {plan.steps:,} steps",
+        ),
+        (
+            "time",
+            f"{_time(seconds)} a step, {_time(seconds * plan.steps)} in all, without evaluation",
+        ),
+        (
+            "rate",
+            f"{machine.rate / 1e12:.3g} TFLOP/s a process ({how}), "
+            f"{plan.flops_a_step / 1e12:,.3g} TFLOP a step",
+        ),
+        ("weights", f"{_gb(memory.frozen_weights)} frozen, {_gb(memory.trained_weights)} trained"),
+        ("gradients", _gb(memory.gradients)),
+        ("optimizer", _gb(memory.optimizer)),
+        ("activations", f"{_gb(memory.activations)} at most"),
+        ("peak memory", f"{_gb(memory.peak)} a process, {_gb(available)} free: {fits}"),
+    ]
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

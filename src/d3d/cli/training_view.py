@@ -1,4 +1,4 @@
-"""What `d3d train` shows while it runs: a live view on a terminal, a line now and then in a log."""
+"""Display of a training run: a live view on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ if TYPE_CHECKING:
     from d3d.train.trainer import StepStats
 
 RECENT = 0.95
-"""Share of the mean loss that is kept at each step."""
+"""Decay of the running mean of the loss, per step."""
 
 
 class View(Protocol):
-    """Shows how training goes."""
+    """Shows the state after each step."""
 
     def show(self, stats: StepStats) -> None: ...
 
 
 @dataclass
 class LogView:
-    """Lines in a log."""
+    """Plain lines in a log."""
 
     run: TrainingRun
     log: Log
 
     def show(self, stats: StepStats) -> None:
-        text = f"loss {stats.loss:.3f}  {stats.slots / stats.seconds:.0f} slots/s  best acceptance length {self.run.best:.3f}"
-        self.log.show(stats.step, text)
+        speed = f"{stats.slots / stats.seconds:.0f} slots/s"
+        best = f"best acceptance length {self.run.best:.3f}"
+        self.log.show(stats.step, f"loss {stats.loss:.3f}  {speed}  {best}")
 
 
 @dataclass
 class LiveView:
-    """A bar and a table, drawn over and over."""
+    """A progress bar and a table, redrawn in place."""
 
     run: TrainingRun
     live: Live
@@ -59,11 +60,8 @@ class LiveView:
         self._task = self.progress.add_task("", total=self.run.config.train.steps)
 
     def show(self, stats: StepStats) -> None:
-        self._mean_loss = (
-            stats.loss
-            if self._mean_loss is None
-            else RECENT * self._mean_loss + (1 - RECENT) * stats.loss
-        )
+        mean = stats.loss if self._mean_loss is None else self._mean_loss
+        self._mean_loss = RECENT * mean + (1 - RECENT) * stats.loss
         self.progress.update(self._task, completed=stats.step)
         self.live.update(Group(self.progress, self._table(stats, self._mean_loss)))
 
@@ -78,20 +76,18 @@ class LiveView:
         table.add_row(
             "acceptance length", f"{acceptance.acceptance_length:.3f}, best {self.run.best:.3f}"
         )
-        table.add_row(
-            "acceptance at 1, 2, ...",
-            "  ".join(f"{share:.2f}" for share in acceptance.acceptance_at),
-        )
+        shares = "  ".join(f"{share:.2f}" for share in acceptance.acceptance_at)
+        table.add_row("acceptance at 1, 2, ...", shares)
         if self.run.config.bonus_recall:
             for top, recall in acceptance.bonus_recall.items():
                 shares = "  ".join("-" if share is None else f"{share:.2f}" for share in recall)
-                table.add_row(f"bonus in top {top} behind 0, 1, ...", shares)
+                table.add_row(f"bonus in top {top} after 0, 1, ...", shares)
         return table
 
 
 @contextmanager
 def training_view(run: TrainingRun) -> Iterator[View]:
-    """Live where standard error is a terminal."""
+    """A live view if standard error is a terminal, else a log."""
     console = stderr()
     if not console.is_terminal:
         yield LogView(run, Log(run.config.train.steps))

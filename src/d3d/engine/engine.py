@@ -30,7 +30,7 @@ class Engine:
         *,
         max_batch: int | None = None,
         prefill_rows: int = PREFILL_ROWS,
-        accept: AcceptanceRule = sample_match,
+        accept: AcceptanceRule | None = None,
     ) -> None:
         """max_batch: most requests that are verified together; None for no limit. prefill_rows:
         see `PREFILL_ROWS`. Raises ValueError for numbers below 1."""
@@ -40,7 +40,11 @@ class Engine:
             )
         self.target = target
         self.drafter = guarded(drafter or NoDrafter(), target.vocab_size)
-        self.max_batch, self.prefill_rows, self._accept = max_batch, prefill_rows, accept
+        self.max_batch, self.prefill_rows, self._accept = (
+            max_batch,
+            prefill_rows,
+            accept or sample_match,
+        )
         self.waiting: deque[Request] = deque()
         self.reading: list[Request] = []
         """Requests whose prompts are being read."""

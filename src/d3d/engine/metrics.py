@@ -50,10 +50,14 @@ def acceptance_at(counts: Sequence[int]) -> tuple[float, ...]:
     return tuple(ratio(sum(counts[place:]), total) for place in range(1, len(counts)))
 
 
-def hit_rate(rounds: Sequence[Round]) -> float | None:
-    """Hits / rounds that wanted a successor: all rounds of one request that wanted a draft, but the
-    first. None if there were none."""
-    wanted = [one.readiness for one in rounds if one.preparation is not None][1:]
+def hit_rate(*requests: Sequence[Round]) -> float | None:
+    """Hits / rounds that wanted a successor: all rounds of a request that wanted a draft, but its
+    first. None if there were none. requests: the rounds of each."""
+    wanted = [
+        readiness
+        for rounds in requests
+        for readiness in [one.readiness for one in rounds if one.preparation is not None][1:]
+    ]
     return ratio(wanted.count("hit"), len(wanted)) if wanted else None
 
 

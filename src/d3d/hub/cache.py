@@ -1,5 +1,4 @@
-"""Where fetched and converted models lie, and how several processes share that place without
-harm."""
+"""The cache of fetched and converted models, which several processes may share."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,6 +20,11 @@ from d3d.errors import InvalidCheckpoint
 PARTIAL_SUFFIX = ".part"
 """Ends the name of everything that is not complete yet."""
 
+CONVERSION_FORMAT = 1
+"""Raised when the GGUF conversion writes something else, so that old conversions are redone."""
+
+MANIFEST = "d3d_source.json"
+
 
 def cache_root() -> Path:
     """`$D3D_CACHE`, or `~/.cache/d3d`."""
@@ -28,9 +32,9 @@ def cache_root() -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of the file's content.
+    """Hex sha256 of a file.
 
-    Hashing takes about 0.3 s per 100 MB, so the digest is remembered in the cache, and holds while
+    Hashing takes about 0.3 s per 100 MB, so the digest is remembered in the cache for as long as
     the file's size and modification time (ns) stay the same."""
     path = path.resolve()
     status = path.stat()
@@ -43,13 +47,13 @@ def file_sha256(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not hashed before, or an unreadable note: hash it
     digest = hash_content(path)
-    with suppress(OSError):  # a cache that can't be written costs time only
+    with suppress(OSError):  # an unwritable cache only costs time
         write_atomically(memo, json.dumps({"path": str(path), "stamp": stamp, "sha256": digest}))
     return digest
 
 
 def hash_content(path: Path) -> str:
-    """Hex sha256, always read from the file."""
+    """Hex sha256, always computed from the file itself."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -58,7 +62,7 @@ def hash_content(path: Path) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that nobody ever reads half of it."""
+    """Write a small file such that no reader ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=PARTIAL_SUFFIX)
     with os.fdopen(handle, "w") as file:
@@ -70,37 +74,60 @@ def write_atomically(path: Path, text: str) -> None:
 def making(target: Path) -> Iterator[Path]:
     """Let one process at a time make `target`, a file or a directory of the cache.
 
-    Yields an empty directory beside it (so that a rename is atomic), which is removed at the end,
-    with whatever processes that were killed here have left. Other processes wait, say so, and must
-    look first whether `target` has been made. Raises InvalidCheckpoint where the cache can't be
-    written."""
+    Yields an empty directory beside it (so that a rename is atomic), which is removed at the end
+    together with the leftovers of killed processes. Other processes wait, say so, and must check
+    first if `target` exists by then. Raises InvalidCheckpoint if the cache can't be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target):
+        with _locked(target):
             for leftover in target.parent.glob(f"{glob.escape(target.name)}.*{PARTIAL_SUFFIX}"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            directory = Path(
-                tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}.", suffix=PARTIAL_SUFFIX)
-            )
+            prefix = f"{target.name}."
+            work = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, prefix, target.parent))
             try:
-                yield directory
+                yield work
             finally:
-                shutil.rmtree(directory, ignore_errors=True)
+                shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise InvalidCheckpoint(
-            f"can't make {target}: {error}; free some space there, or set D3D_CACHE to another directory"
+            f"can't make {target}: {error}; "
+            "free some space there, or set D3D_CACHE to another directory"
         ) from error
 
 
-@contextmanager
-def _lock(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> AbstractContextManager[object]:
+    """The lock of `target`, held until the end of the `with` statement."""
     lock = FileLock(target.parent / f".{target.name}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         print(f"d3d: waiting for another process that makes {target.name}", file=sys.stderr)
-        lock.acquire()
+        return lock.acquire()
+
+
+def converted_directory(name: str, sha256: str) -> Path:
+    """Directory for the conversion of a GGUF file with this name (no suffix) and content."""
+    return cache_root() / "converted" / f"{name}-{sha256[:12]}"
+
+
+def is_converted(directory: Path, sha256: str) -> bool:
+    """True if the directory is a complete conversion of that content."""
     try:
-        yield
-    finally:
-        lock.release()
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        return (manifest["format"], manifest["sha256"]) == (CONVERSION_FORMAT, sha256) and all(
+            (directory / name).stat().st_size == size for name, size in manifest["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def write_manifest(directory: Path, source: Path, sha256: str) -> None:
+    """Record the source of a conversion, once all of its files are written."""
+    manifest = {
+        "format": CONVERSION_FORMAT,
+        "source": source.name,
+        "sha256": sha256,
+        "num_bytes": source.stat().st_size,
+        "files": {file.name: file.stat().st_size for file in sorted(directory.iterdir())},
+    }
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")

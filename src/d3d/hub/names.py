@@ -1,4 +1,4 @@
-"""Models of a hub, by their id."""
+"""From the name of a model (preset, directory, preset file, GGUF file, hub id) to its files."""
 
 from __future__ import annotations
 
@@ -10,64 +10,137 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.quiet import first_line
+from d3d.hub.download import fetch, find_conversion
+from d3d.hub.gguf import convert
+from d3d.hub.presets import PRESETS, Preset, is_preset_file, preset_path, read_preset
+from d3d.hub.terminal import first_line
 
-HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+SMALL_FILES = ["*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 
-WANTED_FILES = [
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "tokenizer*",
-    "*.model",
-    "*.jinja",
-    "merges.txt",
-    "vocab.txt",
-]
+
+def resolve_model(source: str) -> Path:
+    """Local Hugging Face directory (config, tokenizer, safetensors) of a model.
+
+    `source` is tried as a preset (its target), a directory, a preset file, a .gguf file and a hub
+    id `org/name[@revision]`, in this order; missing files are fetched or converted, with progress
+    on standard error. Raises InvalidCheckpoint."""
+    if source in PRESETS:
+        return _preset_target(PRESETS[source])
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _checked_directory(path)
+    if is_preset_file(source):
+        return resolve_model(read_preset(source).target)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise InvalidCheckpoint(f"there is no file {path}")
+        return convert(path)
+    if path.is_file():
+        raise InvalidCheckpoint(
+            f"{path} is neither a directory nor a .gguf file; give the model's directory"
+        )
+    if is_hub_id(source):
+        return _checked_directory(fetch_snapshot(source))
+    raise InvalidCheckpoint(
+        f"no model {source!r}: it is no preset ({_preset_names()}), no directory, no .gguf file, "
+        "and no hub id (org/name)"
+    )
+
+
+def resolve_tokenizer(source: str) -> Path:
+    """Like `resolve_model`, but the directory may lack the weights. Raises InvalidCheckpoint."""
+    if is_preset_file(source):
+        return resolve_tokenizer(read_preset(source).target)
+    if source not in PRESETS and is_hub_id(source) and not Path(source).expanduser().exists():
+        return fetch_tokenizer(source)
+    return resolve_model(source)
+
+
+def resolve_drafter(source: str) -> Path:
+    """Local checkpoint directory of a drafter: a directory, the drafter of a preset (by name or
+    file), or a hub id. Raises InvalidCheckpoint."""
+    if source in PRESETS:
+        return PRESETS[source].drafter_directory()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if is_preset_file(source):
+        drafter = drafter_of(source)
+        if drafter is None:
+            raise InvalidCheckpoint(f"preset {source} names no drafter; name a checkpoint")
+        return drafter
+    if is_hub_id(source):
+        return fetch_snapshot(source)
+    raise InvalidCheckpoint(
+        f"no drafter {source!r}: it is no directory, no preset ({_preset_names()}) and no hub id "
+        "(org/name)"
+    )
+
+
+def drafter_of(source: str) -> Path | None:
+    """Checkpoint of the drafter that comes with a target's name, if that is a preset or a preset
+    file; else None. Raises InvalidCheckpoint."""
+    if source in PRESETS:
+        return PRESETS[source].drafter_directory()
+    if not is_preset_file(source) or Path(source).expanduser().is_dir():
+        return None
+    preset = read_preset(source)
+    return drafter_of(preset.target) if preset.drafter is None else resolve_drafter(preset.drafter)
+
+
+def is_here(source: str) -> bool:
+    """True if a model can be opened without fetching or converting anything."""
+    if source in PRESETS:
+        return find_conversion(PRESETS[source].target) is not None
+    if is_preset_file(source) and preset_path(source).is_file():
+        return is_here(read_preset(source).target)
+    return Path(source).expanduser().is_dir()
+
+
+def _preset_target(preset: Preset) -> Path:
+    return find_conversion(preset.target) or convert(fetch(preset))
+
+
+def _preset_names() -> str:
+    return ", ".join(sorted(PRESETS))
+
+
+def _checked_directory(path: Path) -> Path:
+    if not _has_config(path):
+        ggufs = sorted(path.glob("*.gguf"))
+        hint = f"file itself: {ggufs[0]}" if ggufs else "directory of a Hugging Face model"
+        raise InvalidCheckpoint(f"{path} holds no config.json; give the {hint}")
+    return path
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether it reads like `org/name` or `org/name@revision`."""
-    return HUB_ID.match(source) is not None
+    """True for names like `org/name` or `org/name@revision`."""
+    return HUB_ID.fullmatch(source) is not None
 
 
 def fetch_snapshot(source: str) -> Path:
     """Local directory of the hub model `org/name[@revision]`.
 
-    What lies whole in the hub's own cache is used without asking the network; give a revision, or
-    empty that cache, to get a newer one. Raises InvalidCheckpoint where the model is neither there
-    nor to be had."""
-    return _download(source, WANTED_FILES, _is_whole)
+    A complete copy in the hub's own cache is used without asking the network; to get a newer one,
+    name a revision or empty that cache. Raises InvalidCheckpoint if the model can't be had."""
+    return _download(source, ["*.safetensors", *SMALL_FILES], _is_complete)
 
 
 def fetch_config(source: str) -> Path:
-    """Local directory that holds at least the config.json of a hub model. Raises
-    InvalidCheckpoint."""
-    return _download(
-        source, ["config.json"], lambda directory: (directory / "config.json").is_file()
-    )
+    """Local directory with at least the config.json of a hub model. Raises InvalidCheckpoint."""
+    return _download(source, ["config.json"], _has_config)
 
 
 def fetch_tokenizer(source: str) -> Path:
-    """Local directory that holds at least the tokenizer and config.json of a hub model. Raises
+    """Local directory with at least the tokenizer and config.json of a hub model. Raises
     InvalidCheckpoint."""
-    wanted = [pattern for pattern in WANTED_FILES if "safetensors" not in pattern]
-    return _download(
-        source,
-        wanted,
-        lambda directory: (
-            (directory / "config.json").is_file() and any(directory.glob("tokenizer*"))
-        ),
-    )
+    return _download(source, SMALL_FILES, _has_tokenizer)
 
 
 def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]) -> Path:
-    match = HUB_ID.match(source)
-    if match is None:
-        raise InvalidCheckpoint(
-            f"{source!r} is not a hub id; write it as org/name or org/name@revision"
-        )
-    name, revision = match["name"], match["revision"]
+    name, _, tag = source.partition("@")
+    revision = tag or None
     try:
         local = Path(snapshot_download(name, revision=revision, local_files_only=True))
         if suffices(local):
@@ -76,22 +149,27 @@ def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]
         pass  # not in the hub's cache: ask the hub
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the hub's own errors are OSErrors or ValueErrors, those of its HTTP client neither
+    except Exception as error:  # OSError, ValueError, and whatever the hub's HTTP client raises
         raise InvalidCheckpoint(
-            f"could not get {source} from the hub, and it is not in the hub's cache: {first_line(error)}. "
-            f"Check the name, the network and, for a gated model, `hf auth login`"
+            f"could not get {source} from the hub, and it is not in the hub's cache: "
+            f"{first_line(error)}. Check the name, the network and, for a gated model, "
+            "`hf auth login`"
         ) from error
 
 
-def _is_whole(directory: Path) -> bool:
-    if not (directory / "config.json").is_file() or not any(directory.glob("tokenizer*")):
-        return False
-    if (directory / "model.safetensors").is_file():
-        return True
+def _has_config(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return _has_config(directory) and any(directory.glob("tokenizer*"))
+
+
+def _is_complete(directory: Path) -> bool:
+    if not _has_tokenizer(directory) or (directory / "model.safetensors").is_file():
+        return _has_tokenizer(directory)
     try:
-        weight_map = json.loads(
-            (directory / "model.safetensors.index.json").read_text(encoding="utf-8")
-        )["weight_map"]
-        return all((directory / shard).is_file() for shard in weight_map.values())
+        index = json.loads((directory / "model.safetensors.index.json").read_text("utf-8"))
+        return all((directory / shard).is_file() for shard in index["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError):
         return False

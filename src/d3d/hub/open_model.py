@@ -1,16 +1,28 @@
-"""Everything that a named model brings: decoder, tokenizer, end tokens and identity."""
+"""Open a model: config, tokenizer, end tokens and tensors from its files, and all of them as one
+`OpenModel`."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.fingerprint import weights_fingerprint
-from d3d.hub.loading import eos_token_ids, load_config, load_tokenizer, read_tensors, resolve_model
+from d3d.hub.names import resolve_model
+from d3d.hub.terminal import quiet_transformers, refusing
 from d3d.model.config import DecoderConfig, decoder_config
 from d3d.model.int8 import check_quantize
 from d3d.model.transformer import Transformer
@@ -18,20 +30,22 @@ from d3d.model.transformer import Transformer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-DTypeName = Literal["float32", "bfloat16", "auto"]
+INDEX_FILE = "model.safetensors.index.json"
+WEIGHTS_FILE = "model.safetensors"
+DRAFTER_TYPE = "d3d_drafter"
+"""`model_type` in the config.json of a drafter checkpoint."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TargetModel(Protocol):
-    """What a target brings, whatever runs it."""
+    """A target, whatever runs it. path: its directory; fingerprint: of its weights."""
 
     @property
     def source(self) -> str: ...
 
     @property
-    def path(self) -> Path:
-        """Its directory."""
-        ...
+    def path(self) -> Path: ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast: ...
@@ -40,9 +54,7 @@ class TargetModel(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
 
     @property
-    def fingerprint(self) -> str:
-        """Of its weights."""
-        ...
+    def fingerprint(self) -> str: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -69,8 +81,7 @@ class OpenModel:
     eos_token_ids: frozenset[int]
     fingerprint: str
     quantize: str | None = None
-    """What its linear weights are to be rounded to once they are packed (`pack_weights`); None:
-    nothing."""
+    """Storage that `pack_weights` gives the linear weights; None: as they are."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,32 +100,52 @@ class OpenModel:
         return self.config.max_length
 
 
+def open_model(
+    source: str, *, device: str = "auto", dtype: str = "auto", quantize: str | None = None
+) -> OpenModel:
+    """Load a model by preset name, directory, GGUF file or hub id.
+
+    `quantize` takes effect when the weights are packed; here they stay as stored. Raises
+    InvalidCheckpoint or InvalidRequest."""
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    check_quantize(quantize, where)
+    path = resolve_model(source)
+    hf_config = load_config(path)
+    config = decoder_config(hf_config)
+    stored = read_tensors(path)
+    fingerprint = weights_fingerprint(stored)
+    transformer = Transformer(config, stored, device=where, dtype=kind).eval()
+    tokenizer = load_tokenizer(path)
+    known = range(config.vocab_size)
+    ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
+    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
+
+
 def pick_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device, else the CPU. Raises InvalidRequest for a device that is not
-    there."""
+    """The device of this name; `auto` is the first CUDA device, else the CPU. Raises
+    InvalidRequest if it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidRequest(
-            "device: no CUDA device is available here; use cpu or auto (d3d doctor shows what is there)"
-        )
     try:
         device = torch.device(name)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise InvalidRequest(
-                f"device: {name} is not there, this machine has {torch.cuda.device_count()} CUDA devices"
-            )
-        return device
-    except RuntimeError as error:
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(
-            f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N"
-        ) from error
+            "device: no CUDA device is available here; use cpu or auto "
+            "(d3d doctor shows what is there)"
+        )
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InvalidRequest(f"device: {name} is not there, this machine has {count} CUDA devices")
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes in it, else float32."""
+    """The dtype of this name; `auto` is bfloat16 if the device computes in it, else float32."""
     if name == "auto":
         return torch.bfloat16 if _has_bfloat16(device) else torch.float32
     if name not in DTYPES:
@@ -128,25 +159,118 @@ def _has_bfloat16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def open_model(
-    source: str, *, device: str = "auto", dtype: str = "auto", quantize: str | None = None
-) -> OpenModel:
-    """Load a model by preset name, directory, GGUF file or hub id. Its weights are as stored
-    whatever `quantize` says; who packs them rounds them. Raises InvalidCheckpoint or
-    InvalidRequest."""
-    where = pick_device(device)
-    kind = pick_dtype(dtype, where)
-    check_quantize(quantize, where)
-    path = resolve_model(source)
-    hf_config = load_config(path)
-    config = decoder_config(hf_config)
-    stored = read_tensors(path)
-    fingerprint = weights_fingerprint(stored)
-    transformer = Transformer(config, stored, device=where, dtype=kind).eval()
-    tokenizer = load_tokenizer(path)
-    ends = frozenset(
-        token_id
-        for token_id in eos_token_ids(path, hf_config, tokenizer)
-        if 0 <= token_id < config.vocab_size
-    )
-    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
+def load_config(path: Path) -> PretrainedConfig:
+    """Config of the model in a directory. Raises InvalidCheckpoint if transformers can't read it,
+    or if it is a drafter's."""
+    file = path / "config.json"
+    if _read_json(file).get("model_type") == DRAFTER_TYPE:
+        raise InvalidCheckpoint(
+            f"{path} is a d3d drafter, which can't be a target; "
+            "give it as the drafter, and its target as the target"
+        )
+    errors = OSError, ValueError, KeyError, TypeError
+    with refusing(f"{file} can't be read", errors=errors), quiet_transformers():
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+    return config
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Tokenizer of the model in a directory. Raises InvalidCheckpoint if it is missing or
+    damaged."""
+    problem = f"the tokenizer in {path} can't be read"
+    with refusing(problem, "fetch the model again"), quiet_transformers():
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True
+        )
+    if len(tokenizer) == 0:
+        raise InvalidCheckpoint(
+            f"{path} holds no tokenizer; copy the model's tokenizer files (tokenizer.json) there"
+        )
+    return tokenizer
+
+
+def eos_token_ids(
+    path: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
+    """Token ids that end an answer: those of generation_config.json and of the config, or if these
+    name none, the tokenizer's; may be empty."""
+    generation = path / "generation_config.json"
+    values = [
+        getattr(config, "eos_token_id", None),
+        _read_json(generation).get("eos_token_id") if generation.is_file() else None,
+    ]
+    ids: set[int] = set()
+    for value in values:
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if not ids and tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a directory's safetensors files, by name, in the stored dtype.
+
+    They are views of mapped files: pages are read on use, and must not be written. Raises
+    InvalidCheckpoint that names a file which is missing, cut short, or at odds with the index."""
+    index = path / INDEX_FILE
+    if not index.is_file():
+        if not (path / WEIGHTS_FILE).is_file():
+            raise InvalidCheckpoint(
+                f"{path} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; "
+                "only safetensors weights are supported"
+            )
+        return _read_file(path / WEIGHTS_FILE)
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise InvalidCheckpoint(f"{index} has no weight_map; fetch the model again")
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        listed = {name for name, file in weight_map.items() if file == shard}
+        stored = _read_file(path / shard)
+        if odd := sorted(listed ^ stored.keys()):
+            holder, lacking = (INDEX_FILE, shard) if odd[0] in listed else (shard, INDEX_FILE)
+            raise InvalidCheckpoint(
+                f"{path}: {holder} names {odd[0]}, which {lacking} lacks; fetch both files again"
+            )
+        tensors.update(stored)
+    return tensors
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise InvalidCheckpoint(f"the weights file {file} is missing; fetch the model again")
+    errors = SafetensorError, OSError, ValueError
+    with (
+        refusing(f"the weights file {file} is damaged", "fetch it again", errors),
+        safe_open(file, framework="pt") as archive,
+    ):
+        return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - not a mapping
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    with refusing(f"{file} can't be read", "fetch it again", (OSError, ValueError)):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise InvalidCheckpoint(f"{file} must hold a JSON object; fetch it again")
+    return content
+
+
+def tensor_shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
+    """Name to shape of a model's tensors, under their Hugging Face names; allocates nothing."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    return shapes
+
+
+def blank_transformer(
+    config: PretrainedConfig, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> Transformer:
+    """A decoder of this config whose weights are all zero, to be filled in."""
+    zeros = {
+        name: torch.zeros(shape, device=device, dtype=dtype)
+        for name, shape in tensor_shapes(config).items()
+    }
+    return Transformer(decoder_config(config), zeros).eval()

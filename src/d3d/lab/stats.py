@@ -1,5 +1,4 @@
-"""Ratios of totals over answers, with 95 % intervals from answers drawn anew with replacement (the
-percentile bootstrap)."""
+"""Ratios of totals over answers, with 95 % intervals by the percentile bootstrap."""
 
 from __future__ import annotations
 
@@ -13,11 +12,12 @@ DRAWS = 2000
 QUANTILES = (0.025, 0.975)
 
 Totals = Sequence[tuple[float, float]]
-"""Of each answer: what is divided, and by what."""
+"""Numerator and denominator of each answer."""
+_Array = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A figure and how far it may be off."""
+    """A figure and its 95 % interval."""
 
     value: float
     low: float
@@ -25,37 +25,38 @@ class Interval(NamedTuple):
 
 
 def paired_ratio(own: Totals, other: Totals, *, seed: int = 0) -> Interval:
-    """`other`'s ratio over `own`'s, answer by answer the same prompts: of seconds and tokens, how
-    many times as fast `own` is.
+    """`other`'s ratio / `own`'s, over answers to the same prompts in the same order: of seconds and
+    tokens, how many times as fast `own` is.
 
-    What makes a prompt slow for both cancels out, since pairs are drawn."""
+    Pairs are resampled, so what makes a prompt slow for both cancels out."""
     table = np.hstack([np.asarray(own, dtype=float), np.asarray(other, dtype=float)])
-    drawn = np.random.default_rng(seed).integers(len(table), size=(DRAWS, len(table)))
-    low, high = np.quantile(_of_pairs(table[drawn].sum(axis=1)), QUANTILES)
-    return Interval(float(_of_pairs(table.sum(axis=0)[None])[0]), float(low), float(high))
+    drawn = _resampled(table, np.random.default_rng(seed))
+    sums = np.vstack([table.sum(axis=0), drawn])
+    return _interval(_ratios(sums[:, 2:]) / _ratios(sums[:, :2]))
 
 
 def unpaired_ratio(new: Totals, old: Totals, *, seed: int = 0) -> Interval:
-    """`new`'s ratio over `old`'s, of answers to different prompts."""
+    """`new`'s ratio / `old`'s, over answers to different prompts."""
     generator = np.random.default_rng(seed)
-    drawn = [_ratios(_drawn(np.asarray(totals, dtype=float), generator)) for totals in (new, old)]
-    value = [_ratios(np.asarray(totals, dtype=float).sum(axis=0)[None])[0] for totals in (new, old)]
-    low, high = np.quantile(drawn[0] / drawn[1], QUANTILES)
-    return Interval(float(value[0] / value[1]), float(low), float(high))
+    tables = [np.asarray(totals, dtype=float) for totals in (new, old)]
+    ratios = [
+        _ratios(np.vstack([table.sum(axis=0), _resampled(table, generator)])) for table in tables
+    ]
+    return _interval(ratios[0] / ratios[1])
 
 
-def _drawn(
-    table: npt.NDArray[np.float64], generator: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    sums: npt.NDArray[np.float64] = table[
-        generator.integers(len(table), size=(DRAWS, len(table)))
-    ].sum(axis=1)
+def _resampled(table: _Array, generator: np.random.Generator) -> _Array:
+    """Column sums of DRAWS resamples of the rows, [DRAWS, columns]."""
+    rows = generator.integers(len(table), size=(DRAWS, len(table)))
+    sums: _Array = table[rows].sum(axis=1)
     return sums
 
 
-def _ratios(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.divide(table[:, 0], table[:, 1])
+def _ratios(sums: _Array) -> _Array:
+    return np.divide(sums[:, 0], sums[:, 1])
 
 
-def _of_pairs(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.divide(_ratios(table[:, 2:]), _ratios(table[:, :2]))
+def _interval(ratios: _Array) -> Interval:
+    """The first is the figure, the others come from resamples."""
+    low, high = np.quantile(ratios[1:], QUANTILES)
+    return Interval(float(ratios[0]), float(low), float(high))

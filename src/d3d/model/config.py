@@ -1,5 +1,4 @@
-"""What a decoder of the Llama, Qwen2 or Qwen3 family looks like, read from its `transformers`
-config."""
+"""Shape of a Llama, Qwen2 or Qwen3 decoder, read from its `transformers` config."""
 
 from __future__ import annotations
 
@@ -36,15 +35,16 @@ class DecoderConfig:
     inv_freq: tuple[float, ...]
     """Rotary frequencies, head_dim / 2 of them."""
     rope_scale: float
-    """Factor on the rotary cosines and sines (YaRN, arXiv 2309.00071, section 3.4); 1 elsewhere."""
+    """Factor on the rotary cosines and sines (YaRN, arXiv 2309.00071, section 3.4), else 1."""
 
 
 def decoder_config(config: Any) -> DecoderConfig:
-    """From a `transformers` config. Raises InvalidCheckpoint for what this decoder would compute
-    wrongly."""
+    """Shape of the decoder of a `transformers` config. Raises InvalidCheckpoint for features that
+    our decoder would compute wrongly."""
     if config.model_type not in FAMILIES:
         raise InvalidCheckpoint(
-            f"model type {config.model_type!r} is not supported; supported families: {', '.join(FAMILIES)}"
+            f"model type {config.model_type!r} is not supported; "
+            f"supported families: {', '.join(FAMILIES)}"
         )
     if config.hidden_act != "silu":
         raise InvalidCheckpoint(f"activation {config.hidden_act!r} is not supported (silu is)")
@@ -59,7 +59,8 @@ def decoder_config(config: Any) -> DecoderConfig:
     num_kv_heads = config.num_key_value_heads or config.num_attention_heads
     if config.num_attention_heads % num_kv_heads:
         raise InvalidCheckpoint(
-            f"{config.num_attention_heads} query heads can't share {num_kv_heads} key-value heads evenly"
+            f"{config.num_attention_heads} query heads can't share {num_kv_heads} key-value heads "
+            "evenly"
         )
     inv_freq, rope_scale = _rotary(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -87,15 +88,12 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 
 def _biases(config: Any) -> tuple[bool, bool, bool]:
-    """Which linear layers have a bias: query, key and value; attention output; MLP."""
+    """True for the linear layers with a bias: (query, key and value; attention output; MLP)."""
     if config.model_type == "qwen2":
         return True, False, False
     attention = bool(getattr(config, "attention_bias", False))
-    return (
-        attention,
-        attention,
-        config.model_type == "llama" and bool(getattr(config, "mlp_bias", False)),
-    )
+    mlp = config.model_type == "llama" and bool(getattr(config, "mlp_bias", False))
+    return attention, attention, mlp
 
 
 def _rotary(config: Any) -> tuple[Tensor, float]:

@@ -1,5 +1,5 @@
-"""Make an untrained drafter of a causal language model: any subset of its layers, with deltas or
-with full weights."""
+"""Make an untrained drafter of some layers of a causal language model, with deltas or with full
+weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from d3d.errors import InvalidCheckpoint
-from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel, PreviousTokenHead
+from d3d.model.choice import PreviousTokenHead
+from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.linear import Linear
 from d3d.model.transformer import Transformer
 
@@ -17,9 +18,9 @@ from d3d.model.transformer import Transformer
 def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> DrafterModel:
     """A drafter whose clean rows compute what the kept layers of `base` compute.
 
-    With deltas it shares the base's weights (no copy), `down` is random and `up` zero (LoRA's
-    start), so slots begin with the base's weights too. Without, the weights are copies and all of
-    them can be trained. `base` itself stays as it is."""
+    With deltas it shares the base's weights without a copy; `down` is random and `up` zero, as in
+    LoRA, so slots start with the base's weights too. Otherwise all weights are trainable copies.
+    `base` itself is not changed."""
     model = DrafterModel(
         config, select_layers(base, config.kept_layers, share=config.delta is not None)
     )
@@ -31,7 +32,7 @@ def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> D
     else:
         add_deltas(model, config.delta, generator)
     if config.mask_token_id is None:
-        # near the middle of the embeddings, where an input that says nothing belongs
+        # near the mean of the embeddings: an input without information
         noise = torch.randn(embedding.shape[1], generator=generator).to(embedding.device)
         model.set_mask_vector(embedding.mean(0) + noise * embedding.std())
     if config.previous_token_width is not None:
@@ -41,11 +42,12 @@ def from_target(base: Transformer, config: DrafterConfig, *, seed: int = 0) -> D
 
 
 def select_layers(base: Transformer, kept_layers: tuple[int, ...], *, share: bool) -> Transformer:
-    """A transformer of some of another's layers; it shares the weights or copies them. Raises
-    InvalidCheckpoint."""
+    """A transformer of some of another's layers, with shared or copied weights. Raises
+    InvalidCheckpoint if a layer does not exist."""
     if kept_layers[-1] >= len(base.layers):
         raise InvalidCheckpoint(
-            f"the drafter keeps layer {kept_layers[-1]}, its base has layers 0 to {len(base.layers) - 1}"
+            f"the drafter keeps layer {kept_layers[-1]}, "
+            f"its base has layers 0 to {len(base.layers) - 1}"
         )
     shared = [*base.parameters(), base._cos, base._sin] if share else []
     chosen = copy.copy(base)
@@ -55,8 +57,8 @@ def select_layers(base: Transformer, kept_layers: tuple[int, ...], *, share: boo
 
 
 def clean_rows_are_of(model: DrafterModel, base: Transformer) -> bool:
-    """Whether the drafter's clean rows are `base`'s own: it shares all of its weights, and its
-    deltas act at slots only."""
+    """True if the drafter computes clean rows exactly as `base` does: it shares all of its weights,
+    and its deltas act at slots only."""
     own = dict(model.transformer.named_parameters())
     return model.config.clean_rows_are_base and all(
         own.get(name) is parameter for name, parameter in base.named_parameters()
@@ -64,7 +66,7 @@ def clean_rows_are_of(model: DrafterModel, base: Transformer) -> bool:
 
 
 def linear_layers(model: DrafterModel) -> dict[str, Linear]:
-    """The decoder's linear layers by name, without the head."""
+    """The decoder's linear layers by name, except the head."""
     return {
         name: module
         for name, module in model.transformer.layers.named_modules()
@@ -73,6 +75,7 @@ def linear_layers(model: DrafterModel) -> dict[str, Linear]:
 
 
 def add_deltas(model: DrafterModel, config: DeltaConfig, generator: torch.Generator) -> None:
+    """Add untrained deltas: `down` random, `up` zero."""
     for layer, number in zip(model.transformer.layers, model.config.kept_layers, strict=True):
         if number not in model.config.delta_layers:
             continue

@@ -24,9 +24,16 @@ from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidCheckpoint
 from d3d.hub.fingerprint import weights_fingerprint
-from d3d.hub.loading import eos_token_ids, load_config, load_tokenizer, read_tensors, resolve_model
-from d3d.hub.open_model import pick_device, pick_dtype
-from d3d.hub.quiet import first_line, quiet_transformers
+from d3d.hub.names import resolve_model
+from d3d.hub.open_model import (
+    eos_token_ids,
+    load_config,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+    read_tensors,
+)
+from d3d.hub.terminal import first_line, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -1,119 +1,168 @@
-"""Counts over rounds: acceptance length, acceptance at each position, and how often the bonus token
-was among the drafter's guesses."""
+"""Counts over replayed rounds: acceptance, recall of the bonus token, hits of prepared outcomes.
+Their rates and means come from `d3d.engine.metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from d3d.engine.metrics import acceptance_at, ratio
 
 RECALL_TOPS = (1, 4, 16)
-"""Numbers of guesses for which recall of the bonus token is told."""
+"""Numbers of guesses for which recall of the bonus token is reported."""
+
+BUDGETS = (1, 2, 4, 8, 16, 32, 64)
+"""Outcome budgets for which hits are counted."""
 
 
 @dataclass
-class Acceptance:
-    """Counts over rounds; adding is how several answers come together."""
+class HitCounts:
+    """Rounds whose verdict was foreseen with n guesses, for several n, by num_accepted."""
 
     draft_length: int
-    rounds: int = 0
+    sizes: tuple[int, ...] = BUDGETS
+    """Numbers of guesses."""
+    wanted: list[int] = field(default_factory=list)
+    """Rounds that count, by num_accepted, 0..draft_length."""
+    hits: dict[int, list[int]] = field(default_factory=dict)
+    """Those of them that were foreseen, by size, then as `wanted`."""
+
+    def __post_init__(self) -> None:
+        self.wanted = self.wanted or [0] * (self.draft_length + 1)
+        self.hits = self.hits or {size: [0] * len(self.wanted) for size in self.sizes}
+
+    def add_round(self, num_accepted: int, is_hit: Callable[[int], bool]) -> None:
+        """is_hit: whether the verdict was foreseen, by size."""
+        self.wanted[num_accepted] += 1
+        for size, hits in self.hits.items():
+            hits[num_accepted] += is_hit(size)
+
+    def add(self, other: HitCounts) -> None:
+        """Add counts of the same draft length and sizes."""
+        self.wanted = _sums(self.wanted, other.wanted)
+        self.hits = {size: _sums(hits, other.hits[size]) for size, hits in self.hits.items()}
+
+    @property
+    def hit_rate(self) -> dict[int, float | None]:
+        """By size; None if there was no round."""
+        return {size: _share(sum(hits), sum(self.wanted)) for size, hits in self.hits.items()}
+
+    @property
+    def hit_rate_at(self) -> dict[int, list[float | None]]:
+        """By size, then by num_accepted."""
+        return {
+            size: [_share(hit, of) for hit, of in zip(hits, self.wanted, strict=True)]
+            for size, hits in self.hits.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rounds_wanting": self.wanted,
+            "hit_rate": {str(size): rate for size, rate in self.hit_rate.items()},
+            "hit_rate_at": {str(size): rates for size, rates in self.hit_rate_at.items()},
+        }
+
+
+@dataclass
+class RoundCounts:
+    """Acceptance of rounds at one draft length."""
+
+    draft_length: int
     committed: int = 0
+    """Tokens committed by rounds."""
     histogram: list[int] = field(default_factory=list)
     """Rounds by num_accepted, 0..draft_length."""
     answers: int = 0
     """Answers that had a round."""
     length_sum: float = 0.0
     """Sum of these answers' own acceptance lengths."""
-    bonus_rounds: list[int] = field(default_factory=list)
-    """Rounds in which the bonus token's rank among the drafter's guesses is known, by
-    num_accepted."""
-    bonus_hits: dict[int, list[int]] = field(default_factory=dict)
-    """Those of them in which it was among the first 1, 4, 16, by num_accepted."""
+    bonus: HitCounts = field(init=False)
+    """Rounds whose bonus token was among the drafter's first 1, 4, 16 guesses. Those at full length
+    do not count if the block has no slot for that guess."""
 
     def __post_init__(self) -> None:
-        places = self.draft_length + 1
-        self.histogram = self.histogram or [0] * places
-        self.bonus_rounds = self.bonus_rounds or [0] * places
-        self.bonus_hits = self.bonus_hits or {top: [0] * places for top in RECALL_TOPS}
+        self.histogram = self.histogram or [0] * (self.draft_length + 1)
+        self.bonus = HitCounts(self.draft_length, RECALL_TOPS)
 
     def add_round(self, num_accepted: int, num_committed: int) -> None:
-        self.rounds += 1
         self.committed += num_committed
         self.histogram[num_accepted] += 1
 
     def add_bonus(self, num_accepted: int, rank: int) -> None:
-        """rank: how many tokens the drafter held for likelier than the bonus token, those that it
-        can't be left out."""
-        self.bonus_rounds[num_accepted] += 1
-        for top, hits in self.bonus_hits.items():
-            hits[num_accepted] += rank < top
+        """rank: number of other tokens that the drafter held likelier than the bonus token, the
+        rejected one left out."""
+        self.bonus.add_round(num_accepted, lambda size: rank < size)
 
-    def add_answer(self, other: Acceptance) -> None:
-        """Add the rounds of one answer, counted by themselves."""
-        self._add(other)
-        if other.rounds:
+    def add_answer(self, answer: RoundCounts) -> None:
+        """Add the rounds of one answer."""
+        self.add(answer)
+        if answer.rounds:
             self.answers += 1
-            self.length_sum += other.acceptance_length
+            self.length_sum += answer.acceptance_length
 
-    def __iadd__(self, other: Acceptance) -> Acceptance:
-        """Add those of other answers, drafted at the same draft length."""
-        self._add(other)
-        self.answers += other.answers
-        self.length_sum += other.length_sum
-        return self
-
-    def _add(self, other: Acceptance) -> None:
+    def add(self, other: RoundCounts) -> None:
+        """Add counts of other answers. Raises ValueError for another draft length."""
         if other.draft_length != self.draft_length:
             raise ValueError(
                 f"rounds of draft lengths {self.draft_length} and {other.draft_length} don't add up"
             )
-        self.rounds += other.rounds
         self.committed += other.committed
+        self.answers += other.answers
+        self.length_sum += other.length_sum
         self.histogram = _sums(self.histogram, other.histogram)
-        self.bonus_rounds = _sums(self.bonus_rounds, other.bonus_rounds)
-        self.bonus_hits = {
-            top: _sums(hits, other.bonus_hits[top]) for top, hits in self.bonus_hits.items()
-        }
+        self.bonus.add(other.bonus)
+
+    @property
+    def rounds(self) -> int:
+        return sum(self.histogram)
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens committed by rounds over rounds: what decoding all answers costs."""
-        return self.committed / self.rounds if self.rounds else 0.0
+        """Tokens committed by rounds / rounds, over all answers."""
+        return ratio(self.committed, self.rounds)
 
     @property
     def acceptance_length_macro(self) -> float:
-        """Mean of the answers' own acceptance lengths, as papers have it; short answers weigh as
-        much as long ones."""
-        return self.length_sum / self.answers if self.answers else 0.0
+        """Mean of the answers' own acceptance lengths, as in papers; short answers weigh as much as
+        long ones."""
+        return ratio(self.length_sum, self.answers)
 
     @property
     def acceptance_at(self) -> list[float]:
         """Share of rounds in which drafted token 1, 2, ... was kept."""
-        return [
-            sum(self.histogram[j:]) / self.rounds if self.rounds else 0.0
-            for j in range(1, self.draft_length + 1)
-        ]
+        return list(acceptance_at(self.histogram))
 
     @property
     def bonus_recall(self) -> dict[int, list[float | None]]:
-        """By number of guesses (1, 4, 16): share of the rounds that kept 0, 1, ..., draft_length
-        tokens in which the bonus token was among them. None where there was no such round, and at
-        full length where the block has no room for a guess."""
-        return {
-            top: [
-                hit / rounds if rounds else None
-                for hit, rounds in zip(hits, self.bonus_rounds, strict=True)
-            ]
-            for top, hits in self.bonus_hits.items()
-        }
+        """By number of guesses (1, 4, 16), then by num_accepted."""
+        return self.bonus.hit_rate_at
 
 
-def total(draft_length: int, parts: Iterable[Acceptance]) -> Acceptance:
-    """All of them together."""
-    whole = Acceptance(draft_length)
+def total(draft_length: int, parts: Iterable[RoundCounts]) -> RoundCounts:
+    """The sum of several counts."""
+    whole = RoundCounts(draft_length)
     for part in parts:
-        whole += part
+        whole.add(part)
     return whole
 
 
-def _sums(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    return [x + y for x, y in zip(a, b, strict=True)]
+def total_hits(parts: Iterable[HitCounts]) -> HitCounts:
+    """The sum of several counts. Raises ValueError if there are none, or if their draft lengths or
+    sizes differ."""
+    parts = list(parts)
+    shapes = {(part.draft_length, part.sizes) for part in parts}
+    if len(shapes) != 1:
+        raise ValueError(f"hits of {len(shapes)} draft lengths and budgets don't add up")
+    whole = HitCounts(*shapes.pop())
+    for part in parts:
+        whole.add(part)
+    return whole
+
+
+def _sums(first: list[int], second: list[int]) -> list[int]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return ratio(part, whole) if whole else None

@@ -1,5 +1,4 @@
-"""A training configuration file: which drafter to make of which model, how to train it, and when to
-measure it."""
+"""The training configuration file: the drafter, how to train it, and when to measure it."""
 
 from __future__ import annotations
 
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidRequest, first_problem
 from d3d.model.drafter import Alignment, DeltaConfig, DrafterConfig
 from d3d.model.masks.rules import BlockAttention
 from d3d.train.losses import Weighting
@@ -21,59 +20,48 @@ TeacherName = Literal["clean_rows", "recorded"]
 Distribution = Literal["auto", "ddp", "fsdp"]
 
 
-class Stage(BaseModel):
-    """Blocks of one size for a share of the steps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Stage(BaseModel, frozen=True, extra="forbid"):
+    """A share of the steps, with blocks of one size."""
 
     share: float = Field(gt=0.0, le=1.0)
     block_size: int = Field(ge=2)
-    anchors: int = Field(ge=1, description="blocks hung in each answer, at random places")
+    anchors: int = Field(ge=1, description="blocks hung in each answer, at random positions")
     decay: float = Field(
-        4.0, gt=0.0, description="slots over which the loss falls by e, where `weighting` is decay"
+        4.0, gt=0.0, description="slots over which a weight falls by e, if `weighting` is decay"
     )
 
 
-class TrainConfig(BaseModel):
-    """How a drafter is trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class TrainConfig(BaseModel, frozen=True, extra="forbid"):
+    """Settings of the training itself."""
 
     steps: int = Field(2000, ge=1)
     answers_per_step: int = Field(
-        2, ge=1, description="of all processes together; their gradients are averaged"
+        2, ge=1, description="over all processes; their gradients are averaged"
     )
     learning_rate: float = Field(1e-3, gt=0.0)
     warmup: int = Field(50, ge=0, description="steps of linear warm-up")
-    schedule: Schedule = Field(
-        "cosine", description="how the learning rate falls behind the warm-up"
-    )
-    floor: float = Field(
-        0.05, ge=0.0, le=1.0, description="share of the learning rate that is left at the end"
-    )
+    schedule: Schedule = Field("cosine", description="decay of the learning rate after warm-up")
+    floor: float = Field(0.05, ge=0.0, le=1.0, description="final share of the learning rate")
     ar_weight: float = Field(
-        0.3,
-        ge=0.0,
-        description="weight of the clean rows' next-token loss, where they learn at all",
+        0.3, ge=0.0, description="weight of the clean rows' next-token loss, if they are trained"
     )
     weighting: Weighting = "decay"
     distillation: float = Field(
         0.0, ge=0.0, le=1.0, description="share of the target's own distribution in the label"
     )
     teacher: TeacherName = Field(
-        "clean_rows", description="where that distribution comes from: the same pass, or the corpus"
+        "clean_rows", description="source of that distribution: the same pass, or the corpus"
     )
     max_length: int = Field(512, ge=8, description="longer texts are cut")
     clip: float = Field(1.0, gt=0.0)
     precision: Precision = Field(
-        "auto", description="what is computed in; weights that are trained are float32 in any case"
+        "auto", description="compute dtype; trained weights are float32 in any case"
     )
     activation_checkpointing: bool = Field(
-        False, description="compute each layer twice instead of keeping what it computed"
+        False, description="compute each layer twice instead of keeping its activations"
     )
     distributed: Distribution = Field(
-        "auto",
-        description="several processes: ddp (whole weights in each) or fsdp (weights shared out)",
+        "auto", description="several processes: ddp (all weights in each) or fsdp (weights sharded)"
     )
     seed: int = 0
     stages: tuple[Stage, ...] = Field(
@@ -86,14 +74,13 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _shares_are_whole(self) -> TrainConfig:
-        if abs(sum(stage.share for stage in self.stages) - 1) > 1e-6:
-            raise ValueError(
-                f"the shares of the stages must sum to 1, not {sum(stage.share for stage in self.stages):g}"
-            )
+        whole = sum(stage.share for stage in self.stages)
+        if abs(whole - 1) > 1e-6:
+            raise ValueError(f"the shares of the stages must sum to 1, not {whole:g}")
         return self
 
     def stage(self, step: int) -> Stage:
-        """The stage that `step` (from 0) belongs to."""
+        """Stage of a step, counted from 0."""
         end = 0.0
         for stage in self.stages:
             end += stage.share * self.steps
@@ -102,7 +89,7 @@ class TrainConfig(BaseModel):
         return self.stages[-1]
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then down to `floor` by the schedule."""
+        """Learning rate of a step: linear warm-up, then the schedule down to `floor`."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -114,16 +101,14 @@ class TrainConfig(BaseModel):
         return self.learning_rate * (self.floor + (1 - self.floor) * left)
 
 
-class ModelSpec(BaseModel):
-    """A model by name. In a file a plain string is short for its `source`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ModelSpec(BaseModel, frozen=True, extra="forbid"):
+    """A model by name; in a file, a string is short for its `source`."""
 
     source: str
     """Preset, directory, GGUF file or hub id."""
     config: Path | None = None
-    """A `transformers` config.json, or the directory that holds it, relative to the configuration
-    file: `--dry-run` reads it where the model itself is not here."""
+    """A `transformers` config.json or its directory, relative to the configuration file, for
+    `--dry-run` if the model itself is not on this machine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -131,13 +116,11 @@ class ModelSpec(BaseModel):
         return {"source": value} if isinstance(value, str) else value
 
 
-class DrafterSpec(BaseModel):
-    """What drafter to make, and of which model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DrafterSpec(BaseModel, frozen=True, extra="forbid"):
+    """The drafter to train."""
 
     base: ModelSpec | None = None
-    """The model whose layers it starts from; None is the target itself."""
+    """The model whose layers it starts from; None: the target itself."""
     block_size: int = Field(16, ge=2, le=256)
     block_attention: BlockAttention = "causal"
     alignment: Alignment = "next"
@@ -148,17 +131,17 @@ class DrafterSpec(BaseModel):
     """None trains full weights."""
     anchor_slot: bool = False
     slot_layers: tuple[int, ...] | None = None
-    """Layers that slots go through; None: all that are kept."""
+    """Layers that slots pass through; None: all kept layers."""
     draft_vocabulary: int | None = Field(None, ge=1)
-    """Tokens that can be drafted: the most frequent ones of the corpus. None is all."""
+    """Number of tokens that can be drafted, the most frequent ones of the corpus; None: all."""
     previous_token_width: int | None = None
     start: str | None = None
-    """A drafter of the same base to go on from (directory, preset or hub id), of this rank and this
-    width of the previous-token head or lower ones; what it lacks, such as the head, begins as
-    new."""
+    """A drafter of the same base to start from (directory, preset or hub id), of at most this rank
+    and this width of the previous-token head; parts that it lacks start as new."""
 
     def resolve(self, num_layers: int) -> DrafterConfig:
-        """Raises InvalidRequest for layers in another order, or none."""
+        """The drafter's configuration for a base of `num_layers`. Raises InvalidRequest for layers
+        that are out of order, or none."""
         kept = tuple(range(num_layers)) if self.kept_layers is None else self.kept_layers
         try:
             return DrafterConfig.model_validate(
@@ -168,20 +151,18 @@ class DrafterSpec(BaseModel):
             raise InvalidRequest(f"drafter: {first_problem(error)}") from error
 
 
-class RunConfig(BaseModel):
+class RunConfig(BaseModel, frozen=True, extra="forbid"):
     """A training configuration file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     target: ModelSpec | None = None
-    """The model that wrote the corpus; `--target` goes before it."""
+    """The model that wrote the corpus; `--target` overrides it."""
     drafter: DrafterSpec = DrafterSpec()
     train: TrainConfig = TrainConfig()
     evaluate_every: int = Field(400, ge=1, description="steps; the last one is measured too")
     evaluate_draft_length: int = Field(8, ge=1)
-    measure_start: bool = Field(False, description="measure the untrained drafter, too, as step 0")
+    measure_start: bool = Field(False, description="measure the untrained drafter as step 0")
     bonus_recall: bool = Field(
-        False, description="measure how often the bonus token was guessed, too; a third more work"
+        False, description="also measure recall of the bonus token; a third more work"
     )
     tensorboard: bool = Field(False, description="write curves for TensorBoard beside the log")
 
@@ -189,34 +170,38 @@ class RunConfig(BaseModel):
     def _parts_fit(self) -> RunConfig:
         if self.evaluate_draft_length > self.drafter.block_size:
             raise ValueError(
-                f"evaluate_draft_length ({self.evaluate_draft_length}) is above the drafter's block_size ({self.drafter.block_size})"
+                f"evaluate_draft_length ({self.evaluate_draft_length}) is above the drafter's "
+                f"block_size ({self.drafter.block_size})"
             )
-        if (
-            self.drafter.base is not None
-            and self.train.distillation > 0
-            and self.train.teacher == "clean_rows"
-        ):
+        from_clean_rows = self.train.distillation > 0 and self.train.teacher == "clean_rows"
+        if self.drafter.base is not None and from_clean_rows:
             raise ValueError(
-                "train.distillation takes its labels from clean rows of the target, and a drafter with another base has none; use "
-                "teacher: recorded, with a corpus made by `d3d data --top-logits`"
+                "train.distillation takes its labels from clean rows of the target, and a drafter "
+                "with another base has none; use teacher: recorded, with a corpus made by "
+                "`d3d data --top-logits`"
             )
         return self
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """From YAML. Raises InvalidRequest that names the key."""
+    """Read a configuration file (YAML). Raises InvalidRequest that names the key."""
     try:
         return RunConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRequest(f"{path} can't be read: {error}") from error
     except ValidationError as error:
-        raise InvalidRequest(f"{path}: {first_problem(error)}") from error
+        sections = [name for name in error.errors()[0]["loc"][:-1] if name in SECTIONS]
+        section = SECTIONS[sections[-1]] if sections else RunConfig
+        message = first_problem(error, section.model_fields)
+        raise InvalidRequest(f"{path}: {message}") from error
 
 
-def first_problem(error: ValidationError) -> str:
-    """Key and message of the first thing that is wrong."""
-    first = error.errors()[0]
-    name, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "there is no such key"
-    return f"{name}: {message}" if name else message
+SECTIONS: dict[str | int, type[BaseModel]] = {
+    "target": ModelSpec,
+    "drafter": DrafterSpec,
+    "base": ModelSpec,
+    "delta": DeltaConfig,
+    "train": TrainConfig,
+    "stages": Stage,
+}
+"""Models of the file's nested keys, for messages that list the keys there are."""

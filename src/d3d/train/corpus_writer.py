@@ -1,9 +1,9 @@
-"""Writing a corpus: one file, or shards in a directory, and a manifest beside the answers.
+"""Writing a corpus: one file, or shards in a directory, with a manifest beside the answers.
 
-The first line of every file is the writer's identity; a corpus is gone on with only by the same
-one. The manifest (corpus.manifest.json beside corpus.jsonl, or manifest.json in the directory)
-counts answers and tells of each run what it read, left out and wrote. It is rewritten after every
-batch; the answers are good without it."""
+The first line of every file is the writer's identity; only the same writer may continue a corpus.
+The manifest (corpus.manifest.json beside corpus.jsonl, or manifest.json in the directory) counts
+answers and records what each run read, left out and wrote. It is rewritten after every batch; the
+answers are usable without it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.files import Journal
 from d3d.hub.fingerprint import tokenizer_fingerprint
 from d3d.hub.open_model import OpenModel
-from d3d.train.corpus import (
-    SHARDS,
-    Sample,
-    corpus_files,
-    corpus_identity,
-    drop_torn_line,
-    read_corpus,
-)
+from d3d.train.corpus import SHARDS, Sample, answer_key, corpus_files, corpus_identity, read_corpus
 from d3d.train.top_logits import TopLogits, write_part
 
 MUST_AGREE = {
@@ -35,15 +29,15 @@ MUST_AGREE = {
     "thinking": "another --thinking switch",
     "top_logits": "another --top-logits",
 }
-"""What all answers of a corpus have in common, and how a difference is called. What an older corpus
-does not say is not compared."""
+"""Parts of the identity that all answers of a corpus share, and the words for a difference. Parts
+that an older corpus lacks are not compared."""
 
 
 def writer_identity(
     model: OpenModel, *, thinking: bool | None, top_logits: int, evaluation_prompts: bool
 ) -> dict[str, Any]:
-    """Who writes. `evaluation_prompts`: problems of evaluation sets are among the prompts, so
-    nobody should train on it."""
+    """Identity of the writer. evaluation_prompts: whether problems of evaluation sets are among the
+    prompts, so that nobody should train on the corpus."""
     return {
         "target": model.source,
         "target_fingerprint": model.fingerprint,
@@ -56,30 +50,25 @@ def writer_identity(
 
 
 def refuse_evaluation_corpus(path: Path) -> None:
-    """Raise InvalidRequest where a corpus holds answers to problems of evaluation sets, so that
-    nobody trains on it unawares."""
+    """Raise InvalidRequest if a corpus holds answers to problems of evaluation sets."""
     for file in corpus_files(path):
         if corpus_identity(file).get("evaluation_prompts"):
             raise InvalidRequest(
-                f"{file} holds problems of evaluation sets (d3d data --allow-evaluation-prompts), so what is trained on it can't be "
-                "measured with them; train on another corpus, or insist with --allow-evaluation-prompts"
+                f"{file} holds problems of evaluation sets (d3d data --allow-evaluation-prompts), "
+                "so a drafter trained on it can't be measured with them; train on another corpus, "
+                "or insist with --allow-evaluation-prompts"
             )
 
 
-def answer_key(prompt_ids: Sequence[int], temperature: float) -> bytes:
-    """Which answer of a corpus this is: it holds one for each prompt and temperature."""
-    return hashlib.blake2b(f"{temperature!r} {list(prompt_ids)}".encode(), digest_size=16).digest()
-
-
 class CorpusWriter:
-    """Starts a corpus, or goes on with one."""
+    """Starts a corpus, or continues one."""
 
     def __init__(
         self, path: Path, identity: Mapping[str, Any], shard_answers: int | None = None
     ) -> None:
-        """`shard_answers`: answers a file of a directory; None is one file, or what the directory
-        was started with. Raises InvalidCheckpoint where another model wrote it, InvalidRequest
-        where it is no corpus, or one of the other form."""
+        """shard_answers: answers per file of a directory; None writes one file, or continues a
+        directory at its own size. Raises InvalidCheckpoint if another model wrote the corpus,
+        InvalidRequest if `path` is not a corpus, or one of the other form."""
         if path.is_file() and shard_answers is not None:
             raise InvalidRequest(
                 f"{path} is a corpus in one file; leave --shard-answers out, or choose another path"
@@ -92,43 +81,39 @@ class CorpusWriter:
             else path.with_name(f"{path.stem}.manifest.json")
         )
         files = sorted(path.glob(SHARDS)) if self._directory else [path] if path.exists() else []
-        if files and not drop_torn_line(files[-1]):
+        if files and not Journal(files[-1]).cut_torn_line():
             files.pop().unlink()
         for file in files:
             self._check(file)
-        samples = read_corpus(path) if files else []
-        self.known = {
-            answer_key(sample.prompt_ids, sample.temperature): sample.answer_ids
-            for sample in samples
-        }
-        """Answers that are there already, by `answer_key`."""
         manifest = _read_manifest(self.manifest_path)
         if shard_answers is None and self._directory:
             shard_answers = manifest.get("shard_answers")
             if not isinstance(shard_answers, int):
                 raise InvalidRequest(
-                    f"{path} is a directory without a corpus manifest; give --shard-answers, or a path of a new corpus"
+                    f"{path} is a directory without a corpus manifest; give --shard-answers, or "
+                    "a path of a new corpus"
                 )
         self._shard_answers = shard_answers
         self._earlier_runs = manifest.get("runs", [])
         self._sources, self._temperatures = Counter[str](), Counter[str]()
-        self.answers = self._tokens = 0
-        for sample in samples:
-            self._count(sample)
+        self.answers = self._tokens = self._in_file = 0
+        self.known: dict[bytes, list[int]] = {}
+        """Answers that the corpus holds already, by `answer_key`."""
         self._files = len(files)
         self._file = files[-1] if files else None
-        self._in_file = _num_lines(files[-1]) - 1 if files else 0
+        for file in files:
+            samples = read_corpus(file)
+            self._in_file = len(samples)
+            for sample in samples:
+                self.known[answer_key(sample.prompt_ids, sample.temperature)] = sample.answer_ids
+                self._count(sample)
 
     def start(self) -> Path:
-        """The file that the next answers go to, with its first line."""
-        if self._file is None or (
-            self._shard_answers is not None and self._in_file >= self._shard_answers
-        ):
-            self._file = (
-                self.path / SHARDS.replace("*", f"{self._files:05d}")
-                if self._directory
-                else self.path
-            )
+        """File of the next answers; if it is new, its first line is written."""
+        full = self._shard_answers is not None and self._in_file >= self._shard_answers
+        if self._file is None or full:
+            shard = self.path / SHARDS.replace("*", f"{self._files:05d}")
+            self._file = shard if self._directory else self.path
             self._file.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(self._file, json.dumps(self._identity) + "\n")
             self._files, self._in_file = self._files + 1, 0
@@ -141,35 +126,24 @@ class CorpusWriter:
         start = 0
         while start < len(samples):
             file = self.start()
-            room = (
-                len(samples) if self._shard_answers is None else self._shard_answers - self._in_file
-            )
-            part = samples[start : start + room]
-            if (
-                top_logits is not None
-            ):  # before the answers that name them: a kill in between leaves a part that nobody reads
-                references = write_part(file, top_logits[start : start + room])
+            room = None if self._shard_answers is None else self._shard_answers - self._in_file
+            end = len(samples) if room is None else min(start + room, len(samples))
+            part = samples[start:end]
+            if top_logits is not None:
+                # before the answers: a kill in between leaves only a part that nobody reads
+                references = write_part(file, top_logits[start:end])
                 part = [
                     sample._replace(top=reference)
                     for sample, reference in zip(part, references, strict=True)
                 ]
-            with file.open("a", encoding="utf-8") as out:
-                for sample in part:
-                    out.write(
-                        json.dumps(
-                            {
-                                name: value
-                                for name, value in sample._asdict().items()
-                                if value is not None
-                            }
-                        )
-                        + "\n"
-                    )
-                    self._count(sample)
-            start, self._in_file = start + len(part), self._in_file + len(part)
+            Journal(file).append(*map(_row, part))
+            for sample in part:
+                self._count(sample)
+            self._in_file += len(part)
+            start = end
 
     def write_manifest(self, run: Mapping[str, Any]) -> None:
-        """Tell about this run as it stands now."""
+        """Write the manifest with the present state of this run."""
         manifest = {
             "identity": self._identity,
             "answers": self.answers,
@@ -188,23 +162,28 @@ class CorpusWriter:
         self._temperatures[f"{sample.temperature:g}"] += 1
 
     def _check(self, file: Path) -> None:
-        """Raises InvalidCheckpoint where what must agree does not."""
-        found = corpus_identity(file)
+        written_by = corpus_identity(file)
         for name, difference in MUST_AGREE.items():
-            if name in found and found[name] != self._identity[name]:
+            if name in written_by and written_by[name] != self._identity[name]:
                 raise InvalidCheckpoint(
-                    f"{file} was written with {difference} ({_short(found[name])}, now it is {_short(self._identity[name])}); "
-                    "a corpus is not mixed, so write another one"
+                    f"{file} was written with {difference} ({_short(written_by[name])}, now it is "
+                    f"{_short(self._identity[name])}); a corpus is not mixed, so write another one"
                 )
-        if self._identity["evaluation_prompts"] and not found.get("evaluation_prompts"):
+        if self._identity["evaluation_prompts"] and not written_by.get("evaluation_prompts"):
             raise InvalidRequest(
-                f"{file} is a corpus to train on; write the answers to problems of evaluation sets to another one"
+                f"{file} is a corpus to train on; write the answers to problems of evaluation sets "
+                "to another one"
             )
 
 
+def _row(sample: Sample) -> str:
+    return json.dumps(
+        {name: value for name, value in sample._asdict().items() if value is not None}
+    )
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest that is missing or damaged is made anew: it tells, it decides nothing about
-    answers."""
+    """A missing or damaged manifest is started anew; no answer depends on it."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -216,11 +195,6 @@ def _write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def _num_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
 
 
 def _short(value: object) -> str:

@@ -1,5 +1,5 @@
-"""Losses of drafter training: cross entropy over the target's head, and how much each slot of a
-block weighs."""
+"""Losses of drafter training: cross entropy over the target's head, and the weights of a block's
+slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 HEAD_ROWS = 128
-"""Rows of logits that exist at one time where the head is frozen."""
+"""Rows of logits that exist at one time if the head is frozen."""
 
 Weighting = Literal["decay", "dpace", "first_failure"]
 
@@ -18,24 +18,19 @@ Weighting = Literal["decay", "dpace", "first_failure"]
 def slot_weights(
     weighting: Weighting, decay: float, losses: Tensor, hits: Tensor, inside: Tensor
 ) -> Tensor:
-    """Weight of every slot of every block, float32 [blocks, slots]; a rejection ends a block, so
-    early slots weigh most.
+    """Weight of each slot, float32 [blocks, slots]. A rejection ends a block, so early slots weigh
+    most.
 
-    losses: float32 [blocks, slots], each slot's cross entropy; hits: bool, whether its best token
-    is the right one; inside: bool, whether it has a token to predict (those that have none are a
-    block's last, and weigh nothing).
+    losses: cross entropy of each slot, float32 [blocks, slots]; hits: whether its best token is
+    right, bool; inside: whether it has a token to predict, bool (if not, it weighs nothing).
 
     decay: exp(-(j - 1) / decay) for slot j (DFlash). dpace: w_j = sum over m >= j of prod over i <=
     m of (s_i + 1) / 2, s the probability of the right token (D-PACE, arXiv 2605.18810, alpha 0.5).
-    first_failure: 1 up to and including the first slot whose best token is wrong, 0 behind it
+    first_failure: 1 up to and including the first slot whose best token is wrong, 0 after it
     (Spec-AUF, arXiv 2607.01893)."""
     if weighting == "decay":
-        return (
-            torch.exp(
-                -torch.arange(losses.shape[1], dtype=torch.float32, device=losses.device) / decay
-            )
-            * inside
-        )
+        slots = torch.arange(losses.shape[1], dtype=torch.float32, device=losses.device)
+        return torch.exp(-slots / decay) * inside
     if weighting == "dpace":
         survival = (0.5 * torch.exp(-losses) + 0.5).cumprod(1) * inside
         return survival.flip(1).cumsum(1).flip(1) * inside
@@ -45,27 +40,26 @@ def slot_weights(
 
 @torch.no_grad()
 def slot_losses(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """hidden [n, hidden_size], head [vocab_size, hidden_size] -> cross entropy (nats, float32 [n])
-    and whether the best token is the right one (bool [n]), without gradients."""
+    """hidden [n, hidden_size], head [vocab_size, hidden_size], targets int64 [n] -> cross entropy
+    (nats, float32 [n]) and whether the best token is right (bool [n]), without gradients."""
     losses, hits = [], []
     for start in range(0, len(hidden), HEAD_ROWS):
         rows = slice(start, start + HEAD_ROWS)
         logits = hidden[rows] @ head.T
-        losses.append(
-            logits.logsumexp(-1).float() - logits.gather(1, targets[rows, None])[:, 0].float()
-        )
+        right = logits.gather(1, targets[rows, None])[:, 0]
+        losses.append(logits.logsumexp(-1).float() - right.float())
         hits.append(logits.argmax(-1) == targets[rows])
     return torch.cat(losses), torch.cat(hits)
 
 
 class Teacher(NamedTuple):
-    """The target's own distribution at each slot's token, as a soft label."""
+    """Soft labels: the target's own distribution at each slot's token."""
 
     hidden: Tensor
-    """[n, hidden_size], without gradients: final states of the clean rows that predict the same
-    tokens."""
+    """Final states of the clean rows that predict the same tokens, [n, hidden_size], without
+    gradients."""
     share: float
-    """Of the label; the rest is the token itself."""
+    """Share of the soft label; the rest is the token itself."""
 
     def soft(self, rows: slice, head: Tensor) -> Tensor:
         """[rows, vocab_size], summing to 1."""
@@ -73,7 +67,7 @@ class Teacher(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The same, of the target's best tokens alone, as `d3d data --top-logits` has recorded it."""
+    """Soft labels over the target's best tokens only, as recorded by `d3d data --top-logits`."""
 
     ids: Tensor
     """int64 [n, k]."""
@@ -96,8 +90,8 @@ def head_loss(
     """Weighted mean cross entropy (nats), a float32 scalar.
 
     hidden [n, hidden_size], head [vocab_size, hidden_size], targets int64 [n], weights float32 [n].
-    Where the head is frozen, logits are made, used and dropped a few rows at a time: the whole of
-    them would be the largest tensor of a step. A `Teacher` needs a frozen head, its own."""
+    With a frozen head, logits exist for a few rows at a time, since all of them would be a step's
+    largest tensor. A `Teacher` uses this head, so it must be frozen."""
     weights = weights / weights.sum().clamp(min=1e-9)
     if head.requires_grad:
         if isinstance(teacher, Teacher):
@@ -105,9 +99,8 @@ def head_loss(
         logits = (hidden @ head.T).float()
         losses = F.cross_entropy(logits, targets, reduction="none")
         if teacher is not None:
-            soft = logits.logsumexp(-1) - (
-                logits.gather(1, teacher.ids) * teacher.probabilities
-            ).sum(-1)
+            expected = (logits.gather(1, teacher.ids) * teacher.probabilities).sum(-1)
+            soft = logits.logsumexp(-1) - expected
             losses = (1 - teacher.share) * losses + teacher.share * soft
         return (losses * weights).sum()
     loss: Tensor = _FrozenHeadLoss.apply(hidden, targets, weights, teacher, head)  # type: ignore[no-untyped-call]
@@ -115,7 +108,7 @@ def head_loss(
 
 
 class _FrozenHeadLoss(torch.autograd.Function):
-    """d loss / d logits = weight * (softmax - label), so the gradients are ready with the loss."""
+    """Computes loss and gradient together: d loss / d logits = weight * (softmax - label)."""
 
     @staticmethod
     def forward(
@@ -131,11 +124,8 @@ class _FrozenHeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), HEAD_ROWS):
             rows = slice(start, start + HEAD_ROWS)
             logits = hidden[rows] @ head.T
-            losses, error = _error(
-                logits,
-                targets[rows],
-                None if teacher is None else (teacher.soft(rows, head), teacher.share),
-            )
+            soft = None if teacher is None else (teacher.soft(rows, head), teacher.share)
+            losses, error = _error(logits, targets[rows], soft)
             total += (losses * weights[rows]).sum()
             error *= weights[rows, None].to(error.dtype)
             of_hidden[rows] = error @ head
@@ -151,8 +141,8 @@ class _FrozenHeadLoss(torch.autograd.Function):
 def _error(
     logits: Tensor, targets: Tensor, teacher: tuple[Tensor, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of each row (float32 [n]) and softmax - label, [n, vocab_size] in the logits'
-    dtype; teacher: the soft label in the same shape, and its share."""
+    """Cross entropy of each row (float32 [n]), and softmax - label ([n, vocab_size], dtype of the
+    logits). teacher: the soft label, shaped as the logits, and its share."""
     log_sum = logits.logsumexp(-1).float()
     label_score = logits.gather(1, targets[:, None])[:, 0].float()
     error, share = logits.softmax(-1), 1.0

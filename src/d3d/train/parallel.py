@@ -1,8 +1,8 @@
-"""The processes that share a training run: one alone, several with whole weights each, or several
-that share the weights out.
+"""Processes that share a training run: one alone, several that each hold all weights, or several
+that shard the weights.
 
-The trainer asks every question here that has another answer with several processes; the rest of it
-does not know of them. All of a run's processes must ask the same questions in the same order."""
+The trainer asks `Parallel` everything whose answer depends on the number of processes. All
+processes of a run must ask the same questions in the same order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,128 +29,75 @@ from torch.distributed.tensor import DTensor
 
 from d3d.errors import InvalidRequest
 from d3d.hub.checkpoint import replace_directory, restore_interrupted
+from d3d.train import state
 from d3d.train.objective import AnswerObjective
-from d3d.train.state import (
-    Progress,
-    file_progress,
-    read_file,
-    read_progress,
-    restore_file,
-    restore_parts,
-    write_file,
-    write_parts,
-    write_progress,
-)
+from d3d.train.state import RunProgress, Trained
 
 T = TypeVar("T")
 
 PATIENCE_S = 1800.0
-"""Longest that a process waits for the others, in seconds; then it ends with an error. Saving and
-measuring happen in between."""
+"""Longest wait for the other processes, in seconds, before an error. Includes the time in which one
+of them saves or measures."""
 
 
-class Parallel(Protocol):
-    """Processes that train one drafter."""
+class Parallel:
+    """A run in one process; subclasses share it among several."""
 
-    rank: int
-    """This one's number, from 0; 0 writes logs and checkpoints."""
-    size: int
-    shards_weights: bool
-    state_name: str
+    rank = 0
+    """Number of this process, from 0; process 0 writes logs and checkpoints."""
+    size = 1
+    shards_weights = False
+    state_name = "state.pt"
     """Name of the state in the run's directory."""
 
     def prepare(self, objective: AnswerObjective, compute_dtype: torch.dtype) -> None:
-        """Make the parameters ready, before an optimizer holds them."""
+        """Prepare the parameters, before an optimizer holds them."""
 
     def share(self, work: Sequence[T]) -> Sequence[T]:
-        """This process's part; all parts are of one size where the number of processes divides that
-        of the work."""
-
-    def any(self, value: bool) -> bool:
-        """Whether it is true in any process."""
-
-    def sums(self, *values: float) -> list[float]:
-        """Each summed over the processes."""
-
-    def gather(self, value: T) -> list[T]:
-        """Every process's value, by rank."""
-
-    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Each gradient's mean over the processes, in place."""
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor that may be shared out, whole."""
-
-    def within(self, objective: AnswerObjective, work: Callable[[], T]) -> T:
-        """Do work that calls the model without its objective around it, in every process alike."""
-
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-    ) -> None:
-        """Whole or not at all."""
-
-    def read_progress(self, path: Path) -> Progress:
-        """Raises InvalidRequest where the state is damaged."""
-
-    def load(
-        self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Fill weights and optimizer. Raises InvalidRequest where the state is damaged."""
-
-
-class Alone:
-    """One process."""
-
-    rank, size, shards_weights, state_name = 0, 1, False, "state.pt"
-
-    def prepare(self, objective: AnswerObjective, compute_dtype: torch.dtype) -> None:
-        pass
-
-    def share(self, work: Sequence[T]) -> Sequence[T]:
+        """This process's part of the work; the parts are equal if the number of processes divides
+        it."""
         return work
 
     def any(self, value: bool) -> bool:
+        """Whether it is true in any process."""
         return value
 
     def sums(self, *values: float) -> list[float]:
+        """Each value summed over the processes."""
         return list(values)
 
     def gather(self, value: T) -> list[T]:
+        """Every process's value, by rank."""
         return [value]
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        pass
+        """Average each gradient over the processes, in place."""
 
     def whole(self, tensor: Tensor) -> Tensor:
+        """The whole of a tensor that may be sharded."""
         return tensor
 
     def within(self, objective: AnswerObjective, work: Callable[[], T]) -> T:
+        """Do work that calls the model outside of the objective's `forward`; every process must do
+        the same."""
         return objective.within(work)
 
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-    ) -> None:
-        write_file(path, objective, optimizer, progress)
+    def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
+        """Write the state atomically."""
+        state.write_file(path, trained, progress)
 
-    def read_progress(self, path: Path) -> Progress:
-        return file_progress(read_file(path, "cpu"))
+    def read_progress(self, path: Path) -> RunProgress:
+        """Progress of a saved state. Raises InvalidRequest if it is damaged."""
+        return state.file_progress(state.read_file(path, "cpu"))
 
-    def load(
-        self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-    ) -> None:
-        restore_file(read_file(path, objective.model.transformer.device), objective, optimizer)
+    def load(self, path: Path, trained: Trained) -> None:
+        """Restore weights and optimizer. Raises InvalidRequest if the state is damaged."""
+        device = next(iter(trained.parameters.values())).device
+        state.restore_file(state.read_file(path, device), trained)
 
 
-class Replicated(Alone):
-    """Every process holds all weights and takes its share of the answers; gradients are averaged
+class Replicated(Parallel):
+    """Each process holds all weights and takes its share of the answers; gradients are averaged
     before the step."""
 
     def __init__(self, device: torch.device) -> None:
@@ -174,33 +121,27 @@ class Replicated(Alone):
         return values
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        for parameter in parameters:  # the same order everywhere; one that no loss reached here may have been reached elsewhere
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        flat = torch.cat(
-            [parameter.grad.flatten() for parameter in parameters if parameter.grad is not None]
-        )
+        # the same order everywhere: a parameter without gradient here may have one elsewhere
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in parameters
+        ]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         flat /= self.size
         parts = flat.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-    ) -> None:
+    def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
         if self.rank == 0:
-            write_file(path, objective, optimizer, progress)
+            super().save(path, trained, progress)
         dist.barrier()
 
 
 class Sharded(Replicated):
-    """FSDP2: every process holds its part of the weights, gradients and optimizer states; a layer
-    is whole while it is computed."""
+    """FSDP2: each process holds its part of the weights, gradients and optimizer states; a layer is
+    whole while it is computed."""
 
     shards_weights, state_name = True, "state.parts"
 
@@ -215,7 +156,7 @@ class Sharded(Replicated):
         register_fsdp_forward_method(objective, "within")
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Backward has done it."""
+        """The backward pass has done it."""
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -225,43 +166,35 @@ class Sharded(Replicated):
         try:
             return objective.within(work)
         finally:
-            objective.reshard()  # embedding and head; a layer does it for itself
+            objective.reshard()  # embedding and head; layers reshard themselves
 
-    def save(
-        self,
-        path: Path,
-        objective: AnswerObjective,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-    ) -> None:
+    def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
         partial = path.with_name(f".{path.name}.partial")
         if self.rank == 0:
             restore_interrupted(path)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         dist.barrier()
-        write_parts(partial, objective, optimizer)
+        state.write_parts(partial, trained)
         if self.rank == 0:
-            write_progress(partial, progress)
+            state.write_progress(partial, progress)
             replace_directory(partial, path)
         dist.barrier()
 
-    def read_progress(self, path: Path) -> Progress:
-        return read_progress(path)
+    def read_progress(self, path: Path) -> RunProgress:
+        return state.read_progress(path)
 
-    def load(
-        self, path: Path, objective: AnswerObjective, optimizer: torch.optim.Optimizer
-    ) -> None:
-        restore_parts(path, objective, optimizer)
+    def load(self, path: Path, trained: Trained) -> None:
+        state.restore_parts(path, trained)
 
 
 @contextmanager
 def processes(device: str, patience_s: float = PATIENCE_S) -> Iterator[str]:
-    """Join the processes that torchrun has started, where it has: yields the device to use, each
-    process its own GPU.
+    """Join the processes that torchrun has started, if any, and yield this one's device: each gets
+    its own GPU.
 
-    Raises InvalidRequest where there are fewer GPUs than processes, or the device names one of them
-    for all."""
+    Raises InvalidRequest if there are fewer GPUs than processes, or if `device` names one of
+    them."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield device
         return
@@ -274,22 +207,24 @@ def processes(device: str, patience_s: float = PATIENCE_S) -> Iterator[str]:
     if on_gpu:
         if local_rank >= torch.cuda.device_count():
             raise InvalidRequest(
-                f"there are {torch.cuda.device_count()} GPUs, too few for one a process; start fewer processes"
+                f"there are {torch.cuda.device_count()} GPUs, too few for one per process; start "
+                "fewer processes"
             )
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=patience_s))
     try:
         yield f"cuda:{local_rank}" if on_gpu else "cpu"
-        dist.barrier()  # nobody takes the connections down while another still uses them
+        dist.barrier()  # no process takes the connections down while another uses them
     finally:
         dist.destroy_process_group()
-        gc.collect()  # what has worked with a group lets go of its threads before the interpreter ends
+        gc.collect()  # releases the group's threads before the interpreter ends
 
 
 def choose_parallel(distribution: str, *, full_weights: bool, device: torch.device) -> Parallel:
-    """How `processes` share a run: `auto` shares weights out where all of them are trained."""
+    """The way in which `processes` share a run: `auto` shards weights if all of them are
+    trained."""
     if not dist.is_initialized():
-        return Alone()
+        return Parallel()
     if distribution == "fsdp" or (distribution == "auto" and full_weights):
         return Sharded(device)
     return Replicated(device)

@@ -1,243 +1,207 @@
-"""What a training run will take, before it starts: parameters, tokens, memory, time. Needs no
-weights, only a `transformers` config."""
+"""Plan of a training run for `--dry-run`: parameters, tokens, memory and time. It needs a
+`transformers` config, but no weights."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
+from torch import Tensor
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.footprint import is_here, model_config
-from d3d.hub.loading import load_config
-from d3d.hub.open_model import OpenModel
+from d3d.hub.footprint import model_config
+from d3d.hub.names import is_here
+from d3d.hub.open_model import OpenModel, load_config
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.transformer import Transformer
 from d3d.train.config import ModelSpec, RunConfig, Stage
 from d3d.train.corpus import Sample
-from d3d.train.trainer import StepStats, Trainer, usable
+from d3d.train.trainer import MIN_ANSWER, StepStats, Trainer, usable
 from d3d.train.work import AnswerShape, answer_flops, blank_drafter, blank_transformer, kept_bytes
 
 ASSUMED_PROMPT = 0.25
-"""Share of a text that is its prompt, where there is no corpus yet."""
+"""The prompt's share of a text if there is no corpus yet."""
 STATED_FLOPS = {"cuda": 250e12, "cpu": 0.15e12}
-"""Sustained operations a second of one process where nothing was measured: a quarter of an H100's
-bfloat16 peak; two CPU cores."""
+"""Sustained operations per second of one process if not measured: a quarter of an H100's bfloat16
+peak; two CPU cores."""
 CALIBRATION = Stage(share=1.0, block_size=2, anchors=32)
 
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes in each process."""
-
-    frozen_weights: int
-    trained_weights: int
-    """Float32, and a copy in the compute dtype where full weights are computed in another."""
-    gradients: int
-    optimizer: int
-    activations: int
-    available: int
-
-    @property
-    def peak(self) -> int:
-        return (
-            self.frozen_weights
-            + self.trained_weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run, resolved."""
-
-    target: str
-    base: str
-    base_layers: int
-    kept_layers: tuple[int, ...]
-    trainable: int
-    frozen: int
-    processes: int
-    distribution: str
-    answers: int | None
-    """In the corpus; None without one."""
-    epochs: float | None
-    clean_tokens: float
-    """A step, all processes together."""
-    slots: tuple[tuple[Stage, float], ...]
-    """Slots a step, by stage."""
-    total_clean: float
-    total_slots: float
-    memory: Memory
-    flops_a_step: float
-    """Mean over all steps."""
-    flops_per_second: float
-    """Of one process."""
-    measured: bool
-    steps: int
-
-    @property
-    def seconds_a_step(self) -> float:
-        return self.flops_a_step / self.processes / self.flops_per_second
+Texts = Sequence[tuple[int, int]]
+"""Tokens of the prompt and of the whole text, as far as they are trained on."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the run will be."""
+    """Processes of a run and their device."""
 
     device: torch.device
     dtype: torch.dtype
     processes: int = 1
     flops_per_second: float | None = None
-    """Of one process; None takes STATED_FLOPS."""
+    """Of one process; None: STATED_FLOPS."""
     measured: bool = False
 
+    @property
+    def rate(self) -> float:
+        """Operations per second of one process."""
+        return self.flops_per_second or STATED_FLOPS[self.device.type]
+
     def available(self) -> int:
-        """Bytes of the device's memory that are free."""
+        """Free bytes of memory for each process."""
         if self.device.type == "cuda":
             return int(torch.cuda.mem_get_info(self.device)[0])
         return int(psutil.virtual_memory().available) // self.processes
 
 
-def plan_run(
-    config: RunConfig, target: str, base: Any, samples: list[Sample] | None, machine: Machine
-) -> Plan:
-    """base: the `transformers` config of the model that the drafter is made of. Raises
-    InvalidRequest and InvalidCheckpoint."""
-    blank = blank_transformer(base, machine.dtype)
-    model = blank_drafter(blank, config.drafter.resolve(blank.config.num_layers))
-    texts = _texts(config, samples)
-    train = config.train
-    shapes = [(stage, _shape(model, texts, stage)) for stage in train.stages]
-    mean = [(stage.share, shape) for stage, shape in shapes]
-    twice = train.activation_checkpointing
-    flops = train.answers_per_step * sum(
-        share * answer_flops(model, shape, computed_twice=twice) for share, shape in mean
-    )
-    clean = train.answers_per_step * sum(share * shape.length for share, shape in mean)
-    slots = train.answers_per_step * sum(share * shape.slots for share, shape in mean)
-    full = config.drafter.delta is None
-    distribution = "one process" if machine.processes == 1 else train.distributed
-    if distribution == "auto":
-        distribution = "fsdp" if full else "ddp"
-    trainable = sum(parameter.numel() for parameter in model.trainable().values())
-    return Plan(
-        target=target,
-        base=config.drafter.base.source if config.drafter.base else target,
-        base_layers=blank.config.num_layers,
-        kept_layers=model.config.kept_layers,
-        trainable=trainable,
-        frozen=0 if full else sum(parameter.numel() for parameter in blank.parameters()),
-        processes=machine.processes,
-        distribution=distribution,
-        answers=None if samples is None else len(texts),
-        epochs=None if samples is None else train.steps * train.answers_per_step / len(texts),
-        clean_tokens=clean,
-        slots=tuple((stage, train.answers_per_step * shape.slots) for stage, shape in shapes),
-        total_clean=train.steps * clean,
-        total_slots=train.steps * slots,
-        memory=_memory(config, model, blank, texts, machine, distribution),
-        flops_a_step=flops,
-        flops_per_second=machine.flops_per_second or STATED_FLOPS[machine.device.type],
-        measured=machine.measured,
-        steps=train.steps,
-    )
+class TrainingMemory(NamedTuple):
+    """Bytes in each process."""
+
+    frozen_weights: int
+    trained_weights: int
+    """Float32, and a copy in the compute dtype if full weights are computed in another."""
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        return sum(self)
 
 
-def _texts(config: RunConfig, samples: list[Sample] | None) -> list[tuple[int, int]]:
-    """Tokens of prompt and whole text, as far as they are trained on."""
-    longest = config.train.max_length
+class TrainingPlan:
+    """Needs of a run. Tokens, slots and operations are those of all processes together."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        target: str,
+        base: Any,
+        samples: list[Sample] | None,
+        machine: Machine,
+    ) -> None:
+        """base: `transformers` config of the model whose layers the drafter starts from; samples:
+        None if there is no corpus yet. Raises InvalidRequest and InvalidCheckpoint."""
+        train, full = config.train, config.drafter.delta is None
+        self.target, self.machine, self.steps = target, machine, train.steps
+        blank = blank_transformer(base, machine.dtype)
+        model = blank_drafter(blank, config.drafter.resolve(blank.config.num_layers))
+        texts = _texts(samples, train.max_length)
+        self.base = config.drafter.base.source if config.drafter.base else target
+        self.base_layers, self.kept_layers = blank.config.num_layers, model.config.kept_layers
+        self.trainable = _count(model.trainable().values())
+        self.frozen = 0 if full else _count(blank.parameters())
+        self.distribution = train.distributed if machine.processes > 1 else "one process"
+        if self.distribution == "auto":
+            self.distribution = "fsdp" if full else "ddp"
+        per_step = train.answers_per_step
+        self.answers = None if samples is None else len(texts)
+        self.epochs = None if samples is None else train.steps * per_step / len(texts)
+        shapes = [(stage, _mean_shape(model, texts, stage)) for stage in train.stages]
+        twice = train.activation_checkpointing
+        self.clean_tokens = sum(per_step * stage.share * shape.length for stage, shape in shapes)
+        """Per step, mean over all steps."""
+        self.slots = [(stage, per_step * shape.slots) for stage, shape in shapes]
+        """Per step, by stage."""
+        self.flops_a_step = sum(
+            per_step * stage.share * answer_flops(model, shape, computed_twice=twice)
+            for stage, shape in shapes
+        )
+        """Floating-point operations, mean over all steps."""
+        self.memory = self._memory(config, model, blank, texts)
+
+    @property
+    def total_slots(self) -> float:
+        return self.steps * sum(stage.share * slots for stage, slots in self.slots)
+
+    @property
+    def seconds_a_step(self) -> float:
+        return self.flops_a_step / self.machine.processes / self.machine.rate
+
+    def _memory(
+        self, config: RunConfig, model: DrafterModel, base: Transformer, texts: Texts
+    ) -> TrainingMemory:
+        sharded = self.distribution == "fsdp"
+        parts = self.machine.processes if sharded else 1
+        size = base.embedding.element_size()
+        copies = 0
+        if config.drafter.delta is None and size < 4:
+            # sharded: embedding, head and two layers are whole at a time; else all of it
+            layer = _count(model.transformer.layers[0].parameters())
+            rest = self.trainable - layer * len(model.transformer.layers)
+            copies = size * (rest + 2 * layer if sharded else self.trainable)
+        longest = max(length for _, length in texts)
+        prompt = min(prompt for prompt, length in texts if length == longest)
+        activations = max(
+            kept_bytes(
+                model,
+                longest,
+                min(stage.anchors, _places(prompt, longest)),
+                model.config.num_slots(stage.block_size),
+                computed_twice=config.train.activation_checkpointing,
+            )
+            for stage in config.train.stages
+        )
+        return TrainingMemory(
+            frozen_weights=size * self.frozen // parts,
+            trained_weights=4 * self.trainable // parts + copies,
+            gradients=4 * self.trainable // parts,
+            optimizer=8 * self.trainable // parts,
+            activations=activations,
+        )
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _texts(samples: list[Sample] | None, max_length: int) -> Texts:
     if samples is None:
-        return [(int(ASSUMED_PROMPT * longest), longest)]
+        return [(int(ASSUMED_PROMPT * max_length), max_length)]
     return [
-        (len(sample.prompt_ids), min(len(sample.token_ids), longest))
-        for sample in usable(samples, longest)[0]
+        (len(sample.prompt_ids), min(len(sample.token_ids), max_length))
+        for sample in usable(samples, max_length)[0]
     ]
 
 
-def _shape(model: DrafterModel, texts: Sequence[tuple[int, int]], stage: Stage) -> AnswerShape:
-    """Means over the texts."""
+def _places(prompt: int, length: int) -> int:
+    """Positions of a text at which a block may hang."""
+    return length - prompt - MIN_ANSWER + 1
+
+
+def _mean_shape(model: DrafterModel, texts: Texts, stage: Stage) -> AnswerShape:
     count = len(texts)
-    length = sum(total for _, total in texts) / count
-    answer = sum(total - prompt for prompt, total in texts) / count
-    anchors = sum(min(stage.anchors, total - prompt - 2) for prompt, total in texts) / count
-    return AnswerShape(length, answer, anchors, model.config.num_slots(stage.block_size))
-
-
-def _memory(
-    config: RunConfig,
-    model: DrafterModel,
-    base: Transformer,
-    texts: Sequence[tuple[int, int]],
-    machine: Machine,
-    distribution: str,
-) -> Memory:
-    trainable = sum(parameter.numel() for parameter in model.trainable().values())
-    shared_by = machine.processes if distribution == "fsdp" else 1
-    size = base.embedding.element_size()
-    full = config.drafter.delta is None
-    copies = 0
-    if (
-        full and size < 4
-    ):  # shared out: embedding, head and two layers are whole at a time; else all of it
-        layer = sum(parameter.numel() for parameter in model.transformer.layers[0].parameters())
-        rest = trainable - layer * len(model.transformer.layers)
-        copies = size * (rest + 2 * layer if distribution == "fsdp" else trainable)
-    longest = max(total for _, total in texts)
-    prompt = min(prompt for prompt, total in texts if total == longest)
-    activations = max(
-        kept_bytes(
-            model,
-            longest,
-            min(stage.anchors, longest - prompt - 2),
-            model.config.num_slots(stage.block_size),
-            computed_twice=config.train.activation_checkpointing,
-        )
-        for stage in config.train.stages
-    )
-    return Memory(
-        frozen_weights=0
-        if full
-        else size * sum(parameter.numel() for parameter in base.parameters()) // shared_by,
-        trained_weights=4 * trainable // shared_by + copies,
-        gradients=4 * trainable // shared_by,
-        optimizer=8 * trainable // shared_by,
-        activations=activations,
-        available=machine.available(),
+    return AnswerShape(
+        sum(length for _, length in texts) / count,
+        sum(length - prompt for prompt, length in texts) / count,
+        sum(min(stage.anchors, _places(prompt, length)) for prompt, length in texts) / count,
+        model.config.num_slots(stage.block_size),
     )
 
 
 def find_config(spec: ModelSpec, directory: Path) -> Any:
-    """The `transformers` config of a model: its own where it is here, else the file named beside
-    it, else the hub's.
+    """The `transformers` config of a model: its own if it is on this machine, else the file that
+    the spec names, else the hub's.
 
-    directory: what the file's path is relative to. Raises InvalidCheckpoint.
-    """
-    if spec.config is not None and not is_here(spec.source):
-        file = (
-            directory / spec.config
-            if spec.config.name == "config.json"
-            else directory / spec.config / "config.json"
-        )
-        if not file.is_file():
-            raise InvalidCheckpoint(f"{file}, the config of {spec.source}, is not there")
-        return load_config(file.parent)
-    return model_config(spec.source)
+    directory: where the spec's path starts. Raises InvalidCheckpoint."""
+    if spec.config is None or is_here(spec.source):
+        return model_config(spec.source)
+    path = directory / spec.config
+    file = path if path.name == "config.json" else path / "config.json"
+    if not file.is_file():
+        raise InvalidCheckpoint(f"{file}, the config of {spec.source}, is not there")
+    return load_config(file.parent)
 
 
 def measure_flops(base: OpenModel, config: RunConfig) -> float:
-    """Operations a second that this machine sustains in training, from the second of two small
+    """Operations per second that this machine sustains in training, from the second of two small
     steps."""
-    drafter = config.drafter.resolve(base.config.num_layers)
-    model = from_target(base.transformer, drafter)
+    model = from_target(base.transformer, config.drafter.resolve(base.config.num_layers))
     length = min(128, config.train.max_length, base.config.max_length)
     draw = random.Random(0)
     ids = [draw.randrange(base.config.vocab_size) for _ in range(length)]
@@ -247,13 +211,7 @@ def measure_flops(base: OpenModel, config: RunConfig) -> float:
     trainer = Trainer(model, [Sample(ids[:4], ids[4:], "calibration", 0.0, 0)], small)
     stats: list[StepStats] = []
     trainer.run(stats.append)
-    shape = AnswerShape(
-        length,
-        length - 4,
-        stats[-1].slots / model.config.num_slots(block_size),
-        model.config.num_slots(block_size),
-    )
-    return (
-        answer_flops(model, shape, computed_twice=config.train.activation_checkpointing)
-        / stats[-1].seconds
-    )
+    num_slots = model.config.num_slots(block_size)
+    shape = AnswerShape(length, length - 4, stats[-1].slots / num_slots, num_slots)
+    twice = config.train.activation_checkpointing
+    return answer_flops(model, shape, computed_twice=twice) / stats[-1].seconds

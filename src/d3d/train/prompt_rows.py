@@ -1,8 +1,7 @@
-"""Rows of prompt files: JSON lines, or what the library `datasets` reads (parquet files,
-directories, data sets of the hub).
+"""Rows of prompt files, and the conversation that each row asks the model to continue.
 
-A line that is no JSON object stops everything, by its number; what a row means is
-`d3d.train.prompts`' business."""
+Files hold JSON lines, or whatever the library `datasets` reads: parquet files, directories, data
+sets of the hub. A line that is not a JSON object is an error that names its number."""
 
 from __future__ import annotations
 
@@ -11,137 +10,151 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest, MissingExtra
+from d3d.train.evaluation_sets import without_formats, words
 
 HUB_NAME = re.compile(
-    r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^:]+))?(?:(?::(?P<config>[^:\[]+))?:(?P<split>[^:\[]+(?:\[[^\]]*\])?))?"
+    r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^:]+))?"
+    r"(?:(?::(?P<config>[^:\[]+))?:(?P<split>[^:\[]+(?:\[[^\]]*\])?))?"
 )
 FILE_SUFFIXES = (".jsonl", ".json", ".gz", ".parquet", ".csv", ".txt")
-"""What ends in these was meant to be a file."""
+"""A name with one of these endings is meant to be a file."""
 
 EXTRA = "pip install 'd3d-decoding[data]'"
+
+TEXT_FIELDS = ("prompt", "question", "problem", "instruction", "text")
+"""Fields that hold a user's turn, in the order of the search, after `messages`, `conversations` and
+`turns`."""
+
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+
+Message = dict[str, str]
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Everything that one prompt source holds."""
+    """The rows of one prompt source."""
 
     spec: str
     name: str
-    """What the answers' `source` says."""
+    """`source` of the answers to its prompts."""
     sha256: str
-    """Of the file's bytes; of a data set, of its rows as JSON lines."""
+    """Of the file's bytes, or of a data set's rows as JSON lines."""
     rows: list[tuple[str, dict[str, Any]]]
-    """Where each row stands (for people), and the row."""
+    """Location of each row (for messages), and the row."""
+
+
+class Conversation(NamedTuple):
+    """Messages that end with a user's turn, and the user's later turns, each to be asked once the
+    turn before has been answered."""
+
+    messages: list[Message]
+    later: tuple[str, ...] = ()
+
+    @property
+    def user_texts(self) -> list[str]:
+        asked = [message["content"] for message in self.messages if message["role"] == "user"]
+        return [*asked, *self.later]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Identity of the conversation that ignores answer format, case, punctuation and white
+        space."""
+        turns = [(message["role"], message["content"]) for message in self.messages]
+        turns += [("user", text) for text in self.later]
+        return tuple(f"{role} {' '.join(words(without_formats(text)))}" for role, text in turns)
 
 
 def read_rows(spec: str) -> PromptRows:
-    """The rows of a prompt source.
+    """Read the rows of a prompt source.
 
-    `spec`: a file of JSON lines (.gz too) or with one JSON array (.json); a .parquet file or a
+    spec: a file of JSON lines (.gz too) or of one JSON array (.json); a .parquet file or a
     directory that `datasets` reads; or a data set of the hub, ORG/NAME[@REVISION][:CONFIG][:SPLIT].
-    SPLIT may be a slice like `train[:1000]`, and is `train` unless given; a directory takes it too.
-    Raises InvalidRequest for what is missing or malformed, by its line, and MissingExtra where
+    SPLIT may be a slice like `train[:1000]` and defaults to `train`; a directory takes one too.
+    Raises InvalidRequest, with the line, for what is missing or malformed, and MissingExtra if
     `datasets` is not installed."""
     path = Path(spec).expanduser()
     if path.is_file():
         return _parquet(spec, path) if path.suffix == ".parquet" else _json_file(spec, path)
     if path.is_dir() or Path(spec.split(":")[0]).expanduser().is_dir():
         directory, *split = [spec] if path.is_dir() else spec.split(":")
-        return _dataset(spec, Path(directory).expanduser(), None, None, split)
-    found = HUB_NAME.fullmatch(spec)
-    if found and path.suffix.lower() not in FILE_SUFFIXES:
-        return _dataset(
-            spec,
-            found["name"],
-            found["config"],
-            found["revision"],
-            [found["split"]] if found["split"] else [],
+        return _data_set(spec, Path(directory).expanduser(), split=split[0] if split else None)
+    hub = HUB_NAME.fullmatch(spec)
+    if hub is None or path.suffix.lower() in FILE_SUFFIXES:
+        raise InvalidRequest(
+            f"{spec}: no such file, and not the name of a data set "
+            "(ORG/NAME, ORG/NAME:SPLIT or ORG/NAME:CONFIG:SPLIT)"
         )
-    raise InvalidRequest(
-        f"{spec}: no such file, and not a data set's name (ORG/NAME, ORG/NAME:SPLIT or ORG/NAME:CONFIG:SPLIT)"
-    )
+    return _data_set(spec, hub["name"], hub["config"], hub["revision"], split=hub["split"])
 
 
 def _json_file(spec: str, path: Path) -> PromptRows:
+    packed = path.suffix == ".gz"
     try:
         stored = path.read_bytes()
-        content = gzip.decompress(stored) if path.suffix == ".gz" else stored
-        text = content.decode("utf-8")
+        text = (gzip.decompress(stored) if packed else stored).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}: it can't be read ({error}); save it as UTF-8") from error
-    name = path.name.removesuffix(".gz").removesuffix(
-        path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    )
-    is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
-    rows = _array(path, text) if is_array else _lines(path, text)
-    return PromptRows(spec, name, hashlib.sha256(stored).hexdigest(), list(rows))
+    rows = list(_json_rows(path, text))
+    for where, row in rows:
+        if not isinstance(row, dict):
+            raise InvalidRequest(f"{where}: a JSON object is expected")
+    name = (path.with_suffix("") if packed else path).stem
+    return PromptRows(spec, name, hashlib.sha256(stored).hexdigest(), rows)
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Only a newline ends a line: text may hold other separators."""
-    for number, line in enumerate(text.split("\n"), 1):
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    if ".json" in path.suffixes and text.lstrip().startswith("["):
+        for number, row in enumerate(_parsed(text, str(path)), 1):
+            yield f"{path}, element {number}", row
+        return
+    for number, line in enumerate(text.split("\n"), 1):  # texts may hold other line separators
         if line.strip():
-            yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+            where = f"{path}, line {number}"
+            yield where, _parsed(line, where)
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def _parsed(text: str, where: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise InvalidRequest(f"{where}: a JSON object is expected")
-    return row
-
-
-def _array(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        array = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{path}: not JSON ({error})") from error
-    for number, row in enumerate(array, 1):
-        if not isinstance(row, dict):
-            raise InvalidRequest(f"{path}, element {number}: a JSON object is expected")
-        yield f"{path}, element {number}", row
 
 
 def _parquet(spec: str, path: Path) -> PromptRows:
     datasets = _datasets()
     try:
         table = datasets.Dataset.from_parquet(str(path), keep_in_memory=True)
-    except Exception as error:  # pyarrow's and the library's own, of many kinds
-        raise InvalidRequest(
-            f"{path}: it can't be read as parquet ({_first_line(error)})"
-        ) from error
+    except Exception as error:  # pyarrow and the library raise many kinds
+        raise InvalidRequest(f"{path}: it can't be read as parquet ({_cause(error)})") from error
     return _of_table(spec, path.stem, table)
 
 
-def _dataset(
-    spec: str, where: str | Path, config: str | None, revision: str | None, split: list[str]
+def _data_set(
+    spec: str,
+    source: str | Path,
+    config: str | None = None,
+    revision: str | None = None,
+    *,
+    split: str | None,
 ) -> PromptRows:
-    datasets = _datasets()
-    split_name = split[0] if split else "train"
+    datasets, split = _datasets(), split or "train"
     try:
-        if isinstance(where, Path) and any(
-            (where / name).is_file() for name in ("state.json", "dataset_dict.json")
+        if isinstance(source, Path) and any(
+            (source / name).is_file() for name in ("state.json", "dataset_dict.json")
         ):
-            loaded = datasets.load_from_disk(str(where))
-            table = loaded[split_name] if isinstance(loaded, dict) else loaded
+            loaded = datasets.load_from_disk(str(source))
+            table = loaded[split] if isinstance(loaded, dict) else loaded
         else:
-            table = datasets.load_dataset(str(where), config, split=split_name, revision=revision)
-    except (
-        Exception
-    ) as error:  # no network, no such name, config or split: each has an exception of its own
-        raise InvalidRequest(
-            f"{spec}: the data set can't be read ({_first_line(error)})"
-        ) from error
-    return _of_table(spec, Path(where).name, table)
+            table = datasets.load_dataset(str(source), config, split=split, revision=revision)
+    except Exception as error:  # no network, no such name, config or split: all of other kinds
+        raise InvalidRequest(f"{spec}: the data set can't be read ({_cause(error)})") from error
+    return _of_table(spec, Path(source).name, table)
 
 
 def _of_table(spec: str, name: str, table: Any) -> PromptRows:
@@ -163,5 +176,54 @@ def _datasets() -> Any:
     return datasets
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def read_conversation(row: Mapping[str, Any]) -> Conversation:
+    """The conversation that a row asks the model to continue.
+
+    `messages` (or ShareGPT's `conversations`) are cut after the last user's turn, since an answer
+    may follow it. `turns` are the user's; the model answers each. Raises InvalidRequest for a row
+    without a conversation."""
+    if row.get("messages"):
+        return Conversation(_up_to_user(row["messages"], "messages", "role", "content"))
+    if row.get("conversations"):
+        return Conversation(_up_to_user(row["conversations"], "conversations", "from", "value"))
+    if turns := row.get("turns"):
+        if not isinstance(turns, list) or not all(
+            isinstance(turn, str) and turn.strip() for turn in turns
+        ):
+            raise InvalidRequest("turns is no list of texts")
+        first, *later = (turn.strip() for turn in turns)
+        return Conversation([{"role": "user", "content": first}], tuple(later))
+    for name in TEXT_FIELDS:
+        if isinstance(row.get(name), str) and row[name].strip():
+            return Conversation([{"role": "user", "content": row[name].strip() + _task_input(row)}])
+    raise InvalidRequest(f"no text in messages, conversations, turns, {', '.join(TEXT_FIELDS)}")
+
+
+def _up_to_user(messages: Any, name: str, role: str, content: str) -> list[Message]:
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise InvalidRequest(f"{name} is no list of messages")
+    if any(
+        not isinstance(message.get(part), str) for message in messages for part in (role, content)
+    ):
+        raise InvalidRequest(f"a message whose {role} or {content} is no text")
+    asked = [
+        {"role": SHAREGPT_ROLES.get(message[role], message[role]), "content": message[content]}
+        for message in messages
+    ]
+    while asked and asked[-1]["role"] != "user":
+        asked.pop()
+    if not asked or not asked[-1]["content"].strip():
+        raise InvalidRequest(f"{name} without a user's turn, or with an empty one at the end")
+    return asked
+
+
+def _task_input(row: Mapping[str, Any]) -> str:
+    """Input of a self-instruct task, which its rows hold in a field of its own."""
+    instances = row.get("instances")
+    first = instances[0] if isinstance(instances, list) and instances else None
+    text = first.get("input") if isinstance(first, dict) else None
+    return f"\n\n{text.strip()}" if isinstance(text, str) and text.strip() else ""

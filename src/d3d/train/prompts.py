@@ -1,11 +1,11 @@
-"""Training prompts: conversations out of many kinds of files become chat prompts in token ids, and
-some of them are drawn.
+"""Training prompts: rows of prompt files become chat prompts in token ids, and some are drawn.
 
-A row without a usable prompt is left out and counted; a problem of an evaluation set is refused,
-left out or let pass, as chosen."""
+A row without a usable prompt is left out and counted. A problem of an evaluation set is refused,
+left out or allowed, as the options say."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from d3d.errors import InvalidRequest
 from d3d.hub.chat import encode_chat
-from d3d.train.conversations import Conversation, Message, read_conversation
-from d3d.train.evaluation_sets import SETS, EvaluationSets, known_sets
-from d3d.train.formats import apply_format, format_text, is_drawn
-from d3d.train.prompt_rows import PromptRows, read_rows
+from d3d.train.evaluation_sets import SETS, EvaluationSets, apply_format, known_sets
+from d3d.train.prompt_rows import Conversation, Message, PromptRows, read_conversation, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OnEvaluationPrompt = Literal["refuse", "skip", "allow"]
+Located = tuple[str, Conversation]
+"""File and line (for messages), and the conversation there."""
 
 
-class Prompt(NamedTuple):
+class TrainingPrompt(NamedTuple):
     """A prompt as the target sees it, ready for its answer."""
 
     token_ids: list[int]
     source: str
     where: str = ""
-    """For people: the file and line that it is from."""
+    """File and line, for messages."""
     messages: tuple[Message, ...] = ()
     later: tuple[str, ...] = ()
-    """What the user says next, turn by turn, when the target has answered."""
+    """The user's next turns, each to be asked once the turn before has been answered."""
 
 
 @dataclass
 class LeftOut:
-    """Rows that were not used: how many for each reason, and where the first of them is."""
+    """Rows that were not used: their number by reason, and the location of each reason's first."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Which prompts are taken, and how they are put."""
+    """Which prompts are drawn, and in which format."""
 
     limit: int | None = None
-    """Most prompts to take of each source."""
+    """Most prompts of each source."""
     suffix: str = ""
-    """Name of a format, or text; see `d3d.train.formats`."""
+    """Answer format, as `apply_format` takes it."""
     suffix_share: float = 1.0
-    """Share of the prompts that get it."""
+    """Share of the prompts that get the suffix."""
     thinking: bool | None = None
     seed: int = 0
     evaluation_prompts: OnEvaluationPrompt = "allow"
@@ -72,13 +72,13 @@ class PromptOptions:
 
 @dataclass
 class Drawn:
-    """Prompts, and what is worth telling about where they are from."""
+    """Prompts, and a record of how they were drawn."""
 
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[TrainingPrompt] = field(default_factory=list)
     sources: list[PromptRows] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
     evaluation: LeftOut = field(default_factory=LeftOut)
-    """Problems of evaluation sets that were met, by set."""
+    """Problems of evaluation sets among the rows, by set."""
 
 
 def read_prompts(
@@ -87,20 +87,15 @@ def read_prompts(
     *,
     suffix: str = "",
     left_out: LeftOut | None = None,
-) -> list[Prompt]:
-    """The prompt of each row of a file; no evaluation set is looked for. Rows without a usable
-    prompt go to `left_out`. Raises InvalidRequest that names the line which is no JSON object."""
+) -> list[TrainingPrompt]:
+    """The prompt of each row of a file, without a search for evaluation sets.
+
+    left_out: collects rows without a usable prompt. Raises InvalidRequest that names a line that is
+    not a JSON object."""
     left_out = left_out or LeftOut()
     source = read_rows(str(path))
-    return list(
-        _encoded(
-            _conversations(source, left_out),
-            source.name,
-            tokenizer,
-            PromptOptions(suffix=suffix),
-            left_out,
-        )
-    )
+    rows = _conversations(source, left_out)
+    return list(_encoded(rows, source.name, tokenizer, PromptOptions(suffix=suffix), left_out))
 
 
 def draw_prompts(
@@ -110,29 +105,29 @@ def draw_prompts(
     *,
     exclude: Sequence[str] = (),
 ) -> Drawn:
-    """At most `limit` distinct prompts of each source, drawn by `seed`, none of which a source of
-    `exclude` holds too (answer format, punctuation and white space aside).
+    """Draw at most `limit` distinct prompts of each source by `seed`.
 
-    Sources are named as `read_rows` has it. Raises InvalidRequest and MissingExtra as that does,
-    and InvalidRequest that names the first problem of an evaluation set, unless these are skipped
-    or allowed."""
-    barred = {
+    specs: sources as `read_rows` takes them; exclude: sources whose prompts are not drawn,
+    whatever their answer format, punctuation and white space. Raises InvalidRequest and
+    MissingExtra as `read_rows` does, and InvalidRequest that names the first problem of an
+    evaluation set, unless these are skipped or allowed."""
+    excluded = {
         conversation.key
         for spec in exclude
         for _, conversation in _conversations(read_rows(spec), LeftOut())
     }
     drawn = Drawn(sources=[read_rows(spec) for spec in specs])
     known = known_sets()
-    chosen: dict[tuple[int, ...], Prompt] = {}
+    chosen: dict[tuple[int, ...], TrainingPrompt] = {}
     for source in drawn.sources:
-        wanted = []
+        usable = []
         for where, conversation in _conversations(source, drawn.left_out):
-            if conversation.key in barred:
+            if conversation.key in excluded:
                 drawn.left_out.add("excluded", where)
             elif _may_be_used(where, conversation, known, options, drawn):
-                wanted.append((where, conversation))
-        new: dict[tuple[int, ...], Prompt] = {}
-        for prompt in _encoded(wanted, source.name, tokenizer, options, drawn.left_out):
+                usable.append((where, conversation))
+        new: dict[tuple[int, ...], TrainingPrompt] = {}
+        for prompt in _encoded(usable, source.name, tokenizer, options, drawn.left_out):
             token_ids = tuple(prompt.token_ids)
             if token_ids in new or token_ids in chosen:
                 drawn.left_out.add("the same prompt again", prompt.where)
@@ -154,25 +149,26 @@ def _may_be_used(
     options: PromptOptions,
     drawn: Drawn,
 ) -> bool:
-    found = next(filter(None, map(known.find, conversation.user_texts)), None)
-    if found is None:
+    set_name = next(filter(None, map(known.find, conversation.user_texts)), None)
+    if set_name is None:
         return True
-    drawn.evaluation.add(found, where)
+    drawn.evaluation.add(set_name, where)
     if options.evaluation_prompts == "skip":
-        drawn.left_out.add(f"a problem of {SETS[found]}, an evaluation set", where)
+        drawn.left_out.add(f"a problem of {SETS[set_name]}, an evaluation set", where)
     return options.evaluation_prompts == "allow"
 
 
-def _refusal(found: LeftOut) -> str:
-    first = next(iter(found.first))
-    counts = ", ".join(f"{count} of {SETS[name]}" for name, count in found.counts.items())
+def _refusal(met: LeftOut) -> str:
+    set_name, where = next(iter(met.first.items()))
+    counts = ", ".join(f"{count} of {SETS[name]}" for name, count in met.counts.items())
     return (
-        f"{found.first[first]}: this is a problem of {SETS[first]}, and evaluation sets are not trained on ({counts} in all); leave "
-        "them out with --skip-evaluation-prompts, or make a corpus to evaluate on with --allow-evaluation-prompts"
+        f"{where}: this is a problem of {SETS[set_name]}, and evaluation sets are not trained on "
+        f"({counts} in all); leave them out with --skip-evaluation-prompts, or make a corpus to "
+        "evaluate on with --allow-evaluation-prompts"
     )
 
 
-def _conversations(source: PromptRows, left_out: LeftOut) -> list[tuple[str, Conversation]]:
+def _conversations(source: PromptRows, left_out: LeftOut) -> list[Located]:
     conversations = []
     for where, row in source.rows:
         try:
@@ -183,27 +179,25 @@ def _conversations(source: PromptRows, left_out: LeftOut) -> list[tuple[str, Con
 
 
 def _encoded(
-    conversations: list[tuple[str, Conversation]],
+    conversations: list[Located],
     source: str,
     tokenizer: PreTrainedTokenizerFast,
     options: PromptOptions,
     left_out: LeftOut,
-) -> Iterator[Prompt]:
-    form = format_text(options.suffix)
+) -> Iterator[TrainingPrompt]:
     for where, (messages, later) in conversations:
         try:
-            bare = encode_chat(tokenizer, messages, thinking=options.thinking)
-            if options.suffix and is_drawn(bare, options.suffix_share, options.seed):
-                last = messages[-1] | {"content": apply_format(form, messages[-1]["content"])}
-                formatted = [*messages[:-1], last]
-                yield Prompt(
-                    encode_chat(tokenizer, formatted, thinking=options.thinking),
-                    source,
-                    where,
-                    tuple(formatted),
-                    later,
-                )
-            else:
-                yield Prompt(bare, source, where, tuple(messages), later)
+            token_ids = encode_chat(tokenizer, messages, thinking=options.thinking)
+            if options.suffix and _gets_suffix(token_ids, options):
+                text = apply_format(options.suffix, messages[-1]["content"])
+                messages = [*messages[:-1], messages[-1] | {"content": text}]
+                token_ids = encode_chat(tokenizer, messages, thinking=options.thinking)
+            yield TrainingPrompt(token_ids, source, where, tuple(messages), later)
         except InvalidRequest as error:
             left_out.add(str(error), where)
+
+
+def _gets_suffix(token_ids: list[int], options: PromptOptions) -> bool:
+    """Drawn from the prompt's own ids, so neither a file's order nor a limit changes it."""
+    digest = hashlib.sha256(f"format {options.seed} {token_ids}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < options.suffix_share * 2.0**64

@@ -1,9 +1,9 @@
-"""A training run in a directory: state to go on from, a log, and the best checkpoint so far.
+"""A training run in a directory: state to continue from, a log, and the best checkpoint so far.
 
-state.pt        everything that going on needs (state.parts/ where several processes share the
-weights out) log.jsonl       losses and held-out acceptance, one JSON object a line tensorboard/
-the same as curves, where they are wanted best/           the drafter that measured best on the
-held-out answers"""
+state.pt      everything needed to continue (state.parts/ if several processes share the weights)
+log.jsonl     losses and held-out acceptance, one JSON object a line
+tensorboard/  the same as curves, if wanted
+best/         the drafter that measured best on the held-out answers"""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from d3d.errors import D3DError, InvalidCheckpoint, InvalidRequest
-from d3d.files import alone_in
-from d3d.hub.checkpoint import check_mask_token, restore_interrupted, save_drafter, start_from
+from d3d.errors import D3DError, InvalidCheckpoint, InvalidRequest, MissingExtra
+from d3d.files import Journal, alone_in
+from d3d.hub.checkpoint import check_mask_token, restore_interrupted, save_drafter
 from d3d.hub.fingerprint import first_difference
-from d3d.hub.loading import resolve_drafter
+from d3d.hub.names import resolve_drafter
+from d3d.hub.open_drafter import start_from
 from d3d.hub.open_model import OpenModel
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target
-from d3d.train.acceptance import Acceptance, total
+from d3d.train.acceptance import RoundCounts, total
 from d3d.train.config import RunConfig
-from d3d.train.corpus import Sample, corpus_fingerprint, drop_torn_line
-from d3d.train.curves import Curves
-from d3d.train.evaluate import replay
-from d3d.train.parallel import Alone, Parallel, Sharded
+from d3d.train.corpus import Sample, corpus_fingerprint
+from d3d.train.parallel import Parallel, Sharded
+from d3d.train.replay import replay
 from d3d.train.trainer import StepStats, Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STATE_EVERY_S = 300.0
-"""A run that is killed loses at most this much, in seconds."""
+"""Longest time between two saves, in seconds; a killed run loses no more."""
 
 
 class Author(NamedTuple):
-    """The model that wrote the corpus, where the drafter is made of another one. Its weights are
-    not needed."""
+    """The model that wrote the corpus, if the drafter is made of another one. Its weights are not
+    needed."""
 
     source: str
     tokenizer: PreTrainedTokenizerBase
 
 
 class TrainingRun:
-    """Starts a run, or goes on with one that was interrupted."""
+    """Starts a run, or continues one that was interrupted."""
 
     def __init__(
         self,
@@ -64,47 +64,35 @@ class TrainingRun:
         author: Author | None = None,
         parallel: Parallel | None = None,
     ) -> None:
-        """`base`: the model whose layers the drafter starts from; `author`: who wrote the corpus,
-        None for the base itself.
+        """base: the model whose layers the drafter starts from; author: who wrote the corpus, None
+        for the base itself.
 
         Samples whose prompt is held out too are not trained on. Raises InvalidRequest and
         InvalidCheckpoint as its parts do."""
-        measured = {tuple(sample.prompt_ids) for sample in held_out}
         if not any(len(sample.answer_ids) > 1 for sample in held_out):
             raise InvalidRequest(
-                "the held-out corpus has no answer of two tokens or more, so nothing can be measured"
+                "the held-out corpus has no answer of two tokens or more, so nothing can be "
+                "measured"
             )
-        drafter = config.drafter.resolve(base.config.num_layers)
-        check_mask_token(drafter, base)
+        self.directory, self.config, self.held_out = directory, config, held_out
+        self.parallel = parallel or Parallel()
+        self.source = base.source if author is None else author.source
         if author is not None:
             check_author(author, base, samples + held_out)
-        self.directory, self.config, self.held_out = directory, config, held_out
-        self.source = base.source if author is None else author.source
-        self.parallel: Parallel = parallel or Alone()
-        self.model: DrafterModel = from_target(base.transformer, drafter, seed=config.train.seed)
-        if config.drafter.start is not None:
-            start_from(resolve_drafter(config.drafter.start), self.model, base)
-        self.base = (
-            base if drafter.delta else dataclasses.replace(base, transformer=self.model.transformer)
-        )  # frees the base's weights
-        training = [sample for sample in samples if tuple(sample.prompt_ids) not in measured]
-        if drafter.draft_vocabulary is not None:
-            self.model.set_draft_ids(
-                frequent_tokens(training, drafter.draft_vocabulary, base.config.vocab_size)
-            )
+        held_prompts = {tuple(sample.prompt_ids) for sample in held_out}
+        training = [sample for sample in samples if tuple(sample.prompt_ids) not in held_prompts]
+        self.model, self.base = _new_drafter(base, config, training)
         identity = {"base": base.fingerprint, "corpus": corpus_fingerprint(training)}
         self.trainer = Trainer(self.model, training, config.train, self.parallel, identity)
         self.left_out = dict(self.trainer.left_out)
-        """How many samples are not trained on, for each reason."""
+        """Number of samples that are not trained on, by reason."""
         if len(training) < len(samples):
             self.left_out["their prompt is held out"] = len(samples) - len(training)
-        self.acceptance: Acceptance | None = None
+        self.acceptance: RoundCounts | None = None
+        """The last measurement on the held-out answers."""
         self._state = directory / self.parallel.state_name
-        self._curves = (
-            Curves(directory / "tensorboard")
-            if config.tensorboard and self.parallel.rank == 0
-            else None
-        )
+        curves = config.tensorboard and self.parallel.rank == 0
+        self._curves = Curves(directory / "tensorboard") if curves else None
         self._open()
         self.best = 0.0
         if self._state.exists():
@@ -112,29 +100,28 @@ class TrainingRun:
             self.best = _measured(directory / "best")
 
     def _open(self) -> None:
-        """Raises InvalidRequest where the directory holds a state that these processes can't
-        read."""
+        """Make the directory. Raises InvalidRequest if it holds a state of the other kind."""
         if self.parallel.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             restore_interrupted(self._state)
             restore_interrupted(self.directory / "best")
         self.parallel.any(False)  # the others wait
-        for kind in (Alone, Sharded):
-            if (
-                kind.state_name != self.parallel.state_name
-                and (self.directory / kind.state_name).exists()
-            ):
+        for kind, weights in ((Parallel, "whole"), (Sharded, "shared out")):
+            other = kind.state_name != self.parallel.state_name
+            if other and (self.directory / kind.state_name).exists():
                 raise InvalidRequest(
-                    f"{self.directory} holds {kind.state_name}, which a run with weights {'shared out' if kind is Sharded else 'whole'} in "
-                    f"each process has written; go on as it was started (torchrun, train.distributed), or choose another directory"
+                    f"{self.directory} holds {kind.state_name}, which a run with weights {weights} "
+                    "in each process has written; continue it as it was started (torchrun, "
+                    "train.distributed), or choose another directory"
                 )
 
     def run(
         self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False
     ) -> None:
-        """Train, evaluate and save until the end or `stop`. What else interrupts it costs the steps
-        since the last save: it may come in the middle of a step, whose state is worth nothing.
-        Raises InvalidRequest where another run is at work in the directory."""
+        """Train, evaluate and save until the end or `stop`.
+
+        Any other interruption may come in the middle of a step, so it costs the steps since the
+        last save. Raises InvalidRequest if another run is at work in the directory."""
         with alone_in(self.directory, "d3d train") if self.parallel.rank == 0 else nullcontext():
             self._run(on_step, stop)
 
@@ -146,10 +133,8 @@ class TrainingRun:
             on_step(stats)
             if self._curves is not None:
                 self._curves.step(stats, self.config.train.learning_rate_at(stats.step - 1))
-            if (
-                stats.step % self.config.evaluate_every == 0
-                or stats.step == self.config.train.steps
-            ):
+            last = stats.step == self.config.train.steps
+            if last or stats.step % self.config.evaluate_every == 0:
                 self.evaluate(stats)
                 saved = time.monotonic()
             elif self.parallel.any(time.monotonic() - saved > STATE_EVERY_S):
@@ -168,40 +153,36 @@ class TrainingRun:
     def evaluate(self, stats: StepStats) -> None:
         """Measure, log, and keep the checkpoint if it is the best so far."""
         self.acceptance = self._measure()
-        length = self.acceptance.acceptance_length
         row: dict[str, Any] = {
             "step": stats.step,
             "loss": stats.loss if stats.step else None,
             "slots": self.trainer.slots_seen,
             "seconds": self.trainer.seconds,
-            "acceptance_length": length,
+            "acceptance_length": self.acceptance.acceptance_length,
             "acceptance_at": self.acceptance.acceptance_at,
         }
         if self.config.bonus_recall:
-            row["bonus_recall"] = {
-                str(top): recall for top, recall in self.acceptance.bonus_recall.items()
-            }
-        if length > self.best:
-            self.best = length
+            recall = self.acceptance.bonus_recall
+            row["bonus_recall"] = {str(top): shares for top, shares in recall.items()}
+        if self.acceptance.acceptance_length > self.best:
+            self.best = self.acceptance.acceptance_length
             tensors = {
                 name: self.parallel.whole(parameter.detach())
                 for name, parameter in self.model.trainable().items()
             }
             if self.parallel.rank == 0:
-                save_drafter(
-                    self.directory / "best",
-                    self.model,
-                    self.base,
-                    provenance=self._provenance(row),
-                    tensors=tensors,
-                )
+                provenance = self._provenance(row)
+                best = self.directory / "best"
+                save_drafter(best, self.model, self.base, provenance=provenance, tensors=tensors)
         self.trainer.save(self._state)
         if self.parallel.rank == 0:
-            self._log(row)
+            Journal(self.directory / "log.jsonl").append(json.dumps(row))
+            if self._curves is not None:
+                self._curves.measured(row)
 
-    def _measure(self) -> Acceptance:
+    def _measure(self) -> RoundCounts:
         self.model.eval()
-        lockstep = self.parallel.shards_weights  # then every pass needs every process
+        lockstep = self.parallel.shards_weights  # every pass then needs all processes
         samples = self.held_out if lockstep else self.parallel.share(self.held_out)
         length = self.config.evaluate_draft_length
         mine = self.parallel.within(
@@ -210,23 +191,13 @@ class TrainingRun:
         )
         return mine if lockstep else total(length, self.parallel.gather(mine))
 
-    def _log(self, row: dict[str, Any]) -> None:
-        log = self.directory / "log.jsonl"
-        if log.exists():
-            drop_torn_line(log)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        if self._curves is not None:
-            self._curves.measured(row)
-
     def _provenance(self, row: dict[str, Any]) -> dict[str, Any]:
+        sources = Counter(sample.source for sample in self.trainer.samples)
         return {
             "target": self.source,
             "base": self.base.source,
             "answers": len(self.trainer.samples),
-            "sources": dict(
-                sorted(Counter(sample.source for sample in self.trainer.samples).items())
-            ),
+            "sources": dict(sorted(sources.items())),
             "config": self.config.model_dump(mode="json"),
             "held_out": {
                 "answers": len(self.held_out),
@@ -236,10 +207,61 @@ class TrainingRun:
         }
 
 
+class Curves:
+    """Writes a run's curves for TensorBoard."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises MissingExtra if TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtra(
+                "tensorboard: true needs TensorBoard: pip install 'd3d-decoding[train]', or leave "
+                "the key out (log.jsonl is always written)"
+            ) from error
+        self._writer = SummaryWriter(str(directory))
+
+    def step(self, stats: StepStats, learning_rate: float) -> None:
+        self._writer.add_scalar("train/loss", stats.loss, stats.step)
+        self._writer.add_scalar("train/learning_rate", learning_rate, stats.step)
+        self._writer.add_scalar("train/slots_per_second", stats.slots / stats.seconds, stats.step)
+
+    def measured(self, row: dict[str, Any]) -> None:
+        """row: a line of log.jsonl."""
+        shares = {
+            f"acceptance_at_{place:02}": share
+            for place, share in enumerate(row["acceptance_at"], 1)
+        }
+        for top, recall in row.get("bonus_recall", {}).items():
+            for num_accepted, share in enumerate(recall):
+                if share is not None:
+                    shares[f"bonus_recall_top_{top}/num_accepted_{num_accepted:02}"] = share
+        for name, value in {"acceptance_length": row["acceptance_length"], **shares}.items():
+            self._writer.add_scalar(f"held_out/{name}", value, row["step"])
+        self._writer.flush()
+
+
+def _new_drafter(
+    base: OpenModel, config: RunConfig, samples: list[Sample]
+) -> tuple[DrafterModel, OpenModel]:
+    """The untrained drafter, and its base; full weights replace the base's, which frees these."""
+    drafter = config.drafter.resolve(base.config.num_layers)
+    check_mask_token(drafter, base)
+    model = from_target(base.transformer, drafter, seed=config.train.seed)
+    if config.drafter.start is not None:
+        start_from(resolve_drafter(config.drafter.start), model, base)
+    if drafter.draft_vocabulary is not None:
+        vocab_size = base.config.vocab_size
+        model.set_draft_ids(frequent_tokens(samples, drafter.draft_vocabulary, vocab_size))
+    if drafter.delta is None:
+        base = dataclasses.replace(base, transformer=model.transformer)
+    return model, base
+
+
 def frequent_tokens(samples: list[Sample], count: int, vocab_size: int) -> Tensor:
-    """int64 [count], ascending: the tokens that answers hold most often, then those of prompts,
-    then the lowest ids (a tokenizer learnt the most frequent ones first). Raises InvalidRequest
-    where there are not so many."""
+    """The most frequent tokens, ascending, int64 [count]: first those of answers, then those of
+    prompts, then the lowest ids (tokenizers learn frequent tokens first). Raises InvalidRequest if
+    there are fewer than `count`."""
     if count > vocab_size:
         raise InvalidRequest(
             f"drafter.draft_vocabulary: {count} is more than there are tokens, {vocab_size}"
@@ -252,8 +274,7 @@ def frequent_tokens(samples: list[Sample], count: int, vocab_size: int) -> Tenso
 
 
 def check_author(author: Author, base: OpenModel, samples: list[Sample]) -> None:
-    """Raises InvalidCheckpoint where a drafter made of `base` would read the author's token ids as
-    something else."""
+    """Raise InvalidCheckpoint if `base` would read the author's token ids as other tokens."""
     difference = first_difference(base.tokenizer, author.tokenizer)
     if difference is not None:
         raise InvalidCheckpoint(
@@ -262,16 +283,15 @@ def check_author(author: Author, base: OpenModel, samples: list[Sample]) -> None
     largest = max((max(sample.token_ids) for sample in samples if sample.token_ids), default=0)
     if largest >= base.config.vocab_size:
         raise InvalidCheckpoint(
-            f"drafter.base: the corpus holds token id {largest}, {base.source} has embeddings for ids below {base.config.vocab_size}"
+            f"drafter.base: the corpus holds token id {largest}, {base.source} has embeddings for "
+            f"ids below {base.config.vocab_size}"
         )
 
 
 def _measured(checkpoint: Path) -> float:
-    """Acceptance length of the best checkpoint so far, 0 where there is none: from the checkpoint
-    itself, so that the two agree."""
+    """Acceptance length of the best checkpoint, from its provenance; 0 if there is none."""
     file = checkpoint / "provenance.json"
-    return (
-        float(json.loads(file.read_text(encoding="utf-8"))["measured"]["acceptance_length"])
-        if file.is_file()
-        else 0.0
-    )
+    if not file.is_file():
+        return 0.0
+    provenance = json.loads(file.read_text(encoding="utf-8"))
+    return float(provenance["measured"]["acceptance_length"])

@@ -1,7 +1,6 @@
-"""The trainer: one answer a pass, many blocks an answer, a few answers a step.
+"""The trainer: one answer per pass, many blocks per answer, a few answers per optimizer step.
 
-It knows a drafter, samples and a schedule. Everything that a later run needs to go on is in one
-state, written whole."""
+It works on a drafter, samples and a schedule. One state holds everything needed to continue."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.train.config import Stage, TrainConfig
 from d3d.train.corpus import Sample
 from d3d.train.objective import AnswerLoss, AnswerObjective
-from d3d.train.parallel import Alone, Parallel
-from d3d.train.state import Progress
+from d3d.train.parallel import Parallel
+from d3d.train.state import RunProgress, Trained
 
 MIN_ANSWER = 3
-"""An anchor, its next token, and one that a slot predicts."""
+"""Shortest answer in tokens: an anchor, its next token, and one that a slot predicts."""
 
 
 class StepStats(NamedTuple):
@@ -39,7 +38,7 @@ class StepStats(NamedTuple):
 
 
 class Trainer:
-    """Trains `model` on `samples`; `run` may be interrupted and goes on from the last `save`."""
+    """Trains `model` on `samples`; a run may be interrupted and continues from the last `save`."""
 
     def __init__(
         self,
@@ -49,14 +48,14 @@ class Trainer:
         parallel: Parallel | None = None,
         identity: Mapping[str, str] | None = None,
     ) -> None:
-        """`parallel`: the processes that share the work, by default this one alone; `identity`:
-        what else a run that is gone on with must have in common with this one. What is computed is
-        computed in the model's dtype.
+        """parallel: the processes that share the work, by default this one alone; identity: what a
+        continued run must have in common with its state, beside the configurations. Computes in the
+        model's dtype; trained weights become float32.
 
-        Raises InvalidRequest where no sample can be used, or the configuration asks for what the
-        drafter or the processes can't do."""
+        Raises InvalidRequest if no sample can be used, or if the drafter or the processes can't do
+        what the configuration asks for."""
         self.model, self.config = model, config
-        self.parallel: Parallel = parallel or Alone()
+        self.parallel = parallel or Parallel()
         self.samples, self.left_out = usable(samples, config.max_length)
         self._check()
         self._extra_identity = dict(identity or {})
@@ -84,35 +83,31 @@ class Trainer:
         largest = max(stage.block_size for stage in config.stages)
         if largest > drafter.block_size:
             raise InvalidRequest(
-                f"train.stages: a block_size of {largest} is above the drafter's own, {drafter.block_size}"
+                f"train.stages: a block_size of {largest} is above the drafter's own, "
+                f"{drafter.block_size}"
             )
-        if (
-            config.distillation > 0
-            and config.teacher == "clean_rows"
-            and not drafter.clean_rows_are_base
-        ):
+        teacher = config.teacher if config.distillation > 0 else None
+        if teacher == "clean_rows" and not drafter.clean_rows_are_base:
             raise InvalidRequest(
-                "train.distillation needs clean rows that are the target's own: deltas with scope slots; or teacher: recorded, with a "
-                "corpus made by `d3d data --top-logits`"
+                "train.distillation needs clean rows that are the target's own: deltas with scope "
+                "slots; or teacher: recorded, with a corpus made by `d3d data --top-logits`"
             )
-        if (
-            config.distillation > 0
-            and config.teacher == "recorded"
-            and any(sample.top is None for sample in self.samples)
-        ):
+        if teacher == "recorded" and any(sample.top is None for sample in self.samples):
             raise InvalidRequest(
-                "train.teacher is recorded, but the corpus holds no logits of its target; write it with --top-logits"
+                "train.teacher is recorded, but the corpus holds no logits of its target; write it "
+                "with --top-logits"
             )
         if config.answers_per_step % self.parallel.size:
             raise InvalidRequest(
-                f"train.answers_per_step ({config.answers_per_step}) can't be shared evenly by {self.parallel.size} processes"
+                f"train.answers_per_step ({config.answers_per_step}) can't be shared evenly by "
+                f"{self.parallel.size} processes"
             )
 
     def run(
         self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False
     ) -> None:
-        """Train to the end, or until `stop`. Raises InvalidRequest that names step and sample where
-        a loss or a gradient is not finite; the weights are then those of the step before."""
+        """Train to the end, or until `stop`. Raises InvalidRequest that names step and sample if a
+        loss or a gradient is not finite; the weights are then those of the step before."""
         while self.step < self.config.steps and not self.parallel.any(stop()):
             on_step(self._one_step())
 
@@ -142,19 +137,20 @@ class Trainer:
         return StepStats(self.step, total, round(all_slots), seconds)
 
     def _check_finite(self, what: str, value: Tensor, indices: list[int]) -> None:
-        """All processes come to the same verdict, so none waits for one that has given up."""
+        """Raise in all processes if one has a problem, so that none waits for another."""
         finite = math.isfinite(value.item())
         if not self.parallel.any(not finite):
             return
         odd = [index for part in self.parallel.gather([] if finite else indices) for index in part]
         names = ", ".join(f"{index} ({self.samples[index].source})" for index in sorted(set(odd)))
         raise InvalidRequest(
-            f"the {what} is not finite in step {self.step}, sample {names} of the corpus; lower the learning rate"
+            f"the {what} is not finite in step {self.step}, sample {names} of the corpus; "
+            "lower the learning rate"
         )
 
     def _draw(self, stage: Stage) -> list[tuple[int, list[int]]]:
-        """Samples of this step with their anchors, the same in every process: each epoch is a fresh
-        shuffle."""
+        """Samples of this step and their anchors, equal in all processes; each epoch is shuffled
+        anew."""
         per_step, size = self.config.answers_per_step, len(self.samples)
         rng = random.Random(f"{self.config.seed}/{self.step}")
         drawn = []
@@ -162,42 +158,38 @@ class Trainer:
             order = list(range(size))
             random.Random(f"{self.config.seed}/epoch/{number // size}").shuffle(order)
             index = order[number % size]
-            drawn.append(
-                (index, draw_anchors(self.samples[index], stage, self.config.max_length, rng))
-            )
+            anchors = draw_anchors(self.samples[index], stage, self.config.max_length, rng)
+            drawn.append((index, anchors))
         return drawn
 
     def _loss(self, sample: Sample, stage: Stage, anchors: list[int]) -> AnswerLoss:
         token_ids = torch.tensor(
             sample.token_ids[: self.config.max_length], device=self.model.transformer.device
         )
-        top = (
-            sample.top_logits()
-            if self.config.distillation > 0 and self.config.teacher == "recorded"
-            else None
-        )
+        recorded = self.config.distillation > 0 and self.config.teacher == "recorded"
+        top = sample.top_logits() if recorded else None
         loss: AnswerLoss = self.objective(token_ids, len(sample.prompt_ids), anchors, stage, top)
         return loss
 
     def save(self, path: Path) -> None:
-        """Write everything that going on needs, whole or not at all."""
-        progress = Progress(self.step, self.slots_seen, self.seconds, self._identity())
-        self.parallel.save(path, self.objective, self.optimizer, progress)
+        """Write the state atomically."""
+        progress = RunProgress(self.step, self.slots_seen, self.seconds, self._identity())
+        self.parallel.save(path, Trained(self.model.trainable(), self.optimizer), progress)
 
     def load(self, path: Path) -> None:
-        """Go on from `save`. Raises InvalidRequest where the state is damaged, or the drafter or
-        the configuration is another."""
-        found = self.parallel.read_progress(path)
+        """Continue from `save`. Raises InvalidRequest if the state is damaged, or if its drafter or
+        configuration is another."""
+        saved = self.parallel.read_progress(path)
         for name, value in self._identity().items():
-            if not _same(name, found.identity.get(name), value):
+            if not _same(name, saved.identity.get(name), value):
                 raise InvalidRequest(
                     f"{path} belongs to a run with another {name}; choose another output directory"
                 )
-        self.parallel.load(path, self.objective, self.optimizer)
-        self.step, self.slots_seen, self.seconds = found.step, found.slots_seen, found.seconds
+        self.parallel.load(path, Trained(self.model.trainable(), self.optimizer))
+        self.step, self.slots_seen, self.seconds = saved.step, saved.slots_seen, saved.seconds
 
     def _identity(self) -> dict[str, str]:
-        """What a run must have in common with the state that it goes on from."""
+        """Identity that a run must have in common with the state that it continues."""
         return {
             "training configuration": self.config.model_dump_json(),
             "drafter configuration": self.model.config.model_dump_json(),
@@ -205,33 +197,31 @@ class Trainer:
         }
 
 
-def _same(name: str, found: str | None, wanted: str) -> bool:
-    """Whether two identities agree; an older configuration lacks keys that have come since, and
-    then means their defaults."""
+def _same(name: str, saved: str | None, wanted: str) -> bool:
+    """Whether two identities agree; keys that an older configuration lacks have their defaults."""
     kinds: dict[str, type[BaseModel]] = {
         "training configuration": TrainConfig,
         "drafter configuration": DrafterConfig,
     }
     if name not in kinds:
-        return found in (None, wanted)
+        return saved in (None, wanted)
+    read = kinds[name].model_validate_json
     try:
-        return found is not None and kinds[name].model_validate_json(found) == kinds[
-            name
-        ].model_validate_json(wanted)
+        return saved is not None and read(saved) == read(wanted)
     except ValidationError:
         return False
 
 
 def draw_anchors(sample: Sample, stage: Stage, max_length: int, rng: random.Random) -> list[int]:
-    """Positions of a stage's anchors in a sample's answer, ascending; all there are where it has no
-    more."""
+    """Random positions of a stage's anchors in a sample's answer, ascending; at most all of
+    them."""
     places = range(len(sample.prompt_ids), min(len(sample.token_ids), max_length) - MIN_ANSWER + 1)
     return sorted(rng.sample(places, min(stage.anchors, len(places))))
 
 
 def usable(samples: list[Sample], max_length: int) -> tuple[list[Sample], dict[str, int]]:
-    """The samples that can be trained on, and how many can't for each reason. Raises InvalidRequest
-    where none can."""
+    """The samples that can be trained on, and the number of the others by reason. Raises
+    InvalidRequest if none can."""
     good, left_out = [], Counter[str]()
     for sample in samples:
         if not sample.prompt_ids:
@@ -239,9 +229,8 @@ def usable(samples: list[Sample], max_length: int) -> tuple[list[Sample], dict[s
         elif len(sample.answer_ids) < MIN_ANSWER:
             left_out[f"the answer has fewer than {MIN_ANSWER} tokens"] += 1
         elif len(sample.prompt_ids) + MIN_ANSWER > max_length:
-            left_out[
-                f"the prompt leaves no room for an answer in a max_length of {max_length}"
-            ] += 1
+            no_room = f"the prompt leaves no room for an answer in a max_length of {max_length}"
+            left_out[no_room] += 1
         else:
             good.append(sample)
     if not good:

@@ -15,12 +15,12 @@ import pytest
 import d3d
 from d3d.config import MODES
 from d3d.errors import InvalidRequest
-from d3d.lab.bench.answers import Answer, Question, Sampling, Setting
-from d3d.lab.bench.harness import Benchmark, Plan
-from d3d.lab.bench.methods import Method, MethodOptions, make_methods
+from d3d.lab.bench.answers import MethodOptions, Question, Sampling, Setting, TimedAnswer
+from d3d.lab.bench.harness import Benchmark, BenchPlan
+from d3d.lab.bench.methods import Method, make_methods
 from d3d.lab.bench.prompt_sets import read_set
-from d3d.lab.bench.provenance import read_provenance
-from d3d.lab.bench.rows import Row, read_rows
+from d3d.lab.bench.results import read_provenance
+from d3d.lab.bench.rows import Row, append_rows, read_rows
 
 NAMES = ("serial", "lookup", "draft_model")
 
@@ -47,8 +47,8 @@ def prompts(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def plan(tmp_path: Path, prompts: str) -> Plan:
-    return Plan(tmp_path / "run", (read_set(prompts),), max_tokens=(12,), draft_lengths=(3,))
+def plan(tmp_path: Path, prompts: str) -> BenchPlan:
+    return BenchPlan(tmp_path / "run", (read_set(prompts),), max_tokens=(12,), draft_lengths=(3,))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def once(tmp_path_factory: pytest.TempPathFactory, model: d3d.Model) -> Path:
     """Directory of a whole run of all methods; not to be changed."""
     directory = tmp_path_factory.mktemp("once")
     run(
-        Plan(
+        BenchPlan(
             directory / "run", (read_set(written(directory)),), max_tokens=(12,), draft_lengths=(3,)
         ),
         model,
@@ -65,27 +65,30 @@ def once(tmp_path_factory: pytest.TempPathFactory, model: d3d.Model) -> Path:
 
 
 @pytest.fixture
-def finished(once: Path, plan: Plan) -> Plan:
+def finished(once: Path, plan: BenchPlan) -> BenchPlan:
     """A plan whose directory holds that run."""
     shutil.copytree(once, plan.directory)
     return plan
 
 
 def bench(
-    plan: Plan, model: d3d.Model, names: Sequence[str] = NAMES, options: MethodOptions | None = None
+    plan: BenchPlan,
+    model: d3d.Model,
+    names: Sequence[str] = NAMES,
+    options: MethodOptions | None = None,
 ) -> Benchmark:
     return Benchmark(
         plan, model, make_methods(names, model, options or MethodOptions(), plan.sampling)
     )
 
 
-def run(plan: Plan, model: d3d.Model, names: Sequence[str] = NAMES) -> list[Row]:
+def run(plan: BenchPlan, model: d3d.Model, names: Sequence[str] = NAMES) -> list[Row]:
     return bench(plan, model, names).run(lambda *_: None)
 
 
 def watched(methods: list[Method], calls: list[tuple[str, tuple[int, ...], int]]) -> list[Method]:
     def watch(method: Method) -> Method:
-        def answer(questions: Sequence[Question], setting: Setting) -> list[Answer]:
+        def answer(questions: Sequence[Question], setting: Setting) -> list[TimedAnswer]:
             calls.append(
                 (
                     method.name,
@@ -139,7 +142,7 @@ def test_every_method_answers_every_prompt_and_in_float32_like_plain(once: Path)
 
 
 def test_methods_alternate_prompt_by_prompt_and_warm_up_unmeasured(
-    plan: Plan, model: d3d.Model
+    plan: BenchPlan, model: d3d.Model
 ) -> None:
     calls: list[tuple[str, tuple[int, ...], int]] = []
     methods = watched(make_methods(NAMES, model, MethodOptions(), plan.sampling), calls)
@@ -178,7 +181,7 @@ def test_the_second_turn_goes_on_from_plains_answer(once: Path, model: d3d.Model
 
 @pytest.mark.parametrize("torn", [0, 1, 40])
 def test_a_run_that_was_killed_goes_on_behind_its_last_whole_row(
-    finished: Plan, model: d3d.Model, torn: int
+    finished: BenchPlan, model: d3d.Model, torn: int
 ) -> None:
     plan, file = finished, finished.directory / "results.jsonl"
     whole = read_rows(file)
@@ -198,7 +201,7 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_whole_row(
 
 
 def test_a_finished_run_measures_nothing_and_more_may_be_added(
-    plan: Plan, model: d3d.Model
+    plan: BenchPlan, model: d3d.Model
 ) -> None:
     run(plan, model, ["serial"])
     before = (plan.directory / "results.jsonl").read_bytes()
@@ -209,7 +212,7 @@ def test_a_finished_run_measures_nothing_and_more_may_be_added(
     assert len(rows) == 4 * (1 + 2 + 2)
 
 
-def test_batches_answer_like_single_prompts(plan: Plan, model: d3d.Model) -> None:
+def test_batches_answer_like_single_prompts(plan: BenchPlan, model: d3d.Model) -> None:
     single = {(row.prompt_id, row.turn): row.token_ids for row in run(plan, model, ["serial"])}
     rows = run(
         replace(plan, directory=plan.directory.with_name("batch"), batches=(2,)), model, ["serial"]
@@ -222,7 +225,7 @@ def test_batches_answer_like_single_prompts(plan: Plan, model: d3d.Model) -> Non
     assert {row.setting.batch for row in rows} == {2}
 
 
-def test_sampled_answers_are_compared_too(plan: Plan, model: d3d.Model) -> None:
+def test_sampled_answers_are_compared_too(plan: BenchPlan, model: d3d.Model) -> None:
     rows = run(replace(plan, sampling=Sampling(temperature=0.9, seed=5)), model)
     assert all(row.identity.identical for row in rows if row.identity is not None)
     greedy = run(replace(plan, directory=plan.directory.with_name("greedy")), model, [])
@@ -252,7 +255,7 @@ def test_provenance_tells_what_was_asked_and_where(once: Path, model: d3d.Model)
     ids=str,
 )
 def test_another_run_in_the_same_directory_is_refused(
-    finished: Plan, model: d3d.Model, change: dict[str, Any], words: str
+    finished: BenchPlan, model: d3d.Model, change: dict[str, Any], words: str
 ) -> None:
     plan = finished
     before = (plan.directory / "provenance.json").read_bytes()
@@ -262,7 +265,7 @@ def test_another_run_in_the_same_directory_is_refused(
 
 
 def test_another_drafter_and_another_version_of_a_set_are_refused(
-    finished: Plan, model: d3d.Model, prompts: str
+    finished: BenchPlan, model: d3d.Model, prompts: str
 ) -> None:
     plan = finished
     with pytest.raises(InvalidRequest, match="another method draft_model"):
@@ -277,7 +280,7 @@ def test_another_drafter_and_another_version_of_a_set_are_refused(
         run(replace(plan, sets=(read_set(prompts),)), model, [])
 
 
-def test_two_runs_do_not_write_to_one_directory(plan: Plan, model: d3d.Model) -> None:
+def test_two_runs_do_not_write_to_one_directory(plan: BenchPlan, model: d3d.Model) -> None:
     inner: list[str] = []
 
     def show(done: int, text: str) -> None:
@@ -322,7 +325,7 @@ def test_methods_that_need_a_drafter_say_so(tiny_target: Path) -> None:
             make_methods([name], bare, MethodOptions(), Sampling())
 
 
-def test_peers_take_no_batches_and_drafts_have_an_end(plan: Plan, model: d3d.Model) -> None:
+def test_peers_take_no_batches_and_drafts_have_an_end(plan: BenchPlan, model: d3d.Model) -> None:
     with pytest.raises(InvalidRequest, match="one prompt at a time"):
         bench(replace(plan, batches=(2,)), model, ["transformers"])
     with pytest.raises(InvalidRequest, match="above what serial can draft, 6"):
@@ -330,7 +333,7 @@ def test_peers_take_no_batches_and_drafts_have_an_end(plan: Plan, model: d3d.Mod
 
 
 def test_every_mode_takes_part_with_the_times_of_its_rounds_alone_and_in_batches(
-    plan: Plan, model: d3d.Model
+    plan: BenchPlan, model: d3d.Model
 ) -> None:
     for batch in (1, 2):
         rows = run(
@@ -345,9 +348,41 @@ def test_every_mode_takes_part_with_the_times_of_its_rounds_alone_and_in_batches
             assert all(row.acceptance is not None and row.acceptance.each_round for row in mine)
 
 
-def test_a_damaged_row_in_the_middle_is_told_by_its_line(finished: Plan, model: d3d.Model) -> None:
+def test_a_damaged_row_in_the_middle_is_told_by_its_line(
+    finished: BenchPlan, model: d3d.Model
+) -> None:
     file = finished.directory / "results.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text(lines[0] + "{broken\n" + "".join(lines[1:]))
     with pytest.raises(InvalidRequest, match="line 2"):
         run(finished, model, [])
+
+
+RESULTS = Path(__file__).parents[3] / "results" / "bench-fast" / "results.jsonl"
+
+
+def test_rows_of_format_1_whose_rounds_are_arrays_stay_readable(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    assert any(
+        isinstance(line["acceptance"]["each_round"][0], list)
+        for line in lines
+        if line["acceptance"]
+    )
+    rows = read_rows(RESULTS)
+    assert len(rows) == len(lines)
+    for row, line in zip(rows, lines, strict=True):
+        arrays = line["acceptance"]["each_round"] if line["acceptance"] else []
+        assert [list(round_[:5]) for round_ in row.rounds] == [array[:5] for array in arrays]
+        assert [round_.readiness for round_ in row.rounds] == [array[5] for array in arrays]
+    append_rows(tmp_path / "again.jsonl", rows)
+    assert read_rows(tmp_path / "again.jsonl") == rows
+
+
+def test_a_torn_last_row_is_left_out_and_cut_off_before_the_next(finished: BenchPlan) -> None:
+    file = finished.directory / "results.jsonl"
+    rows = read_rows(file)
+    content = file.read_bytes()
+    file.write_bytes(content[:-20])
+    assert read_rows(file) == rows[:-1]
+    append_rows(file, rows[-1:])
+    assert file.read_bytes() == content

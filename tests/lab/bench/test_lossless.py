@@ -10,12 +10,12 @@ import torch
 
 from d3d.engine.request import Request
 from d3d.engine.sampling import SamplingParams, choice_gap
-from d3d.hub.tiny import tiny_config, tiny_tensors
 from d3d.lab.bench.lossless import Divergence, compare, label, summarise, tolerance
 from d3d.model.config import decoder_config
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
 from support.runs import PROMPT, SAMPLING, run
+from support.tiny import tiny_config, tiny_tensors
 
 LENGTH = 20
 

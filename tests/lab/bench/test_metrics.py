@@ -6,18 +6,19 @@ from itertools import pairwise
 
 import pytest
 
-from d3d.lab.bench.identity import ends_in_a_loop, first_difference
+from d3d.engine.round import Preparation, Readiness, Round
+from d3d.lab.bench.lossless import first_difference
 from d3d.lab.bench.metrics import (
-    drafting,
     further_time,
     grouped,
-    sameness,
-    score_share,
+    identity_counts,
+    round_figures,
+    score_counts,
     speed,
     speed_up,
     speed_within,
 )
-from d3d.lab.bench.rows import Identity, Round
+from d3d.lab.bench.rows import Identity, ends_in_a_loop
 from support.bench_rows import example_rows, row
 
 ROWS = example_rows()
@@ -44,7 +45,7 @@ def test_speed() -> None:
 
 
 def test_acceptance_micro_and_macro() -> None:
-    found = drafting(SERIAL)
+    found = round_figures(SERIAL)
     assert found is not None
     assert found.rounds == 3
     assert found.acceptance_length == pytest.approx(6 / 3)  # all rounds
@@ -75,9 +76,10 @@ def test_speed_within_an_answer_goes_by_the_tokens_that_are_there() -> None:
 
 
 def test_hit_rate_leaves_out_the_first_draft_of_an_answer() -> None:
-    states = ["unprepared", "hit", "late", "miss", "hit", "unprepared", None]
-    rounds = [Round(2, 0, 1, 0.0, 0.1, state) for state in states]
-    found = drafting(
+    states: list[Readiness] = ["unprepared", "hit", "late", "miss", "hit", "unprepared"]
+    rounds = [Round(2, 0, 1, 0.0, 0.1, preparation=Preparation(state)) for state in states]
+    rounds.append(Round(2, 0, 1, 0.0, 0.1))
+    found = round_figures(
         [
             row("async", "a", [(0.1, 1), (0.2, 7)], rounds),
             row("async", "b", [(0.1, 1), (0.2, 1)], rounds[:1]),
@@ -85,7 +87,7 @@ def test_hit_rate_leaves_out_the_first_draft_of_an_answer() -> None:
     )
     assert found is not None
     assert found.hit_rate == pytest.approx(2 / 5)
-    serial = drafting(SERIAL)
+    serial = round_figures(SERIAL)
     assert serial is not None
     assert serial.hit_rate is None
 
@@ -95,19 +97,19 @@ def test_macro_differs_from_micro_where_answers_do() -> None:
         "serial", "a", [(0.1, 1), (0.2, 1), (0.3, 1), (0.4, 1)], [Round(2, 0, 1, 0.1, 0.1)] * 3
     )
     short = row("serial", "b", [(0.1, 1), (0.2, 3)], [Round(2, 2, 3, 0.1, 0.1)])
-    found = drafting([long, short])
+    found = round_figures([long, short])
     assert found is not None
     assert found.acceptance_length == pytest.approx(6 / 4)
     assert found.acceptance_length_macro == pytest.approx(2.0)
 
 
 def test_methods_without_rounds_and_rounds_without_times() -> None:
-    assert drafting(PLAIN) is None
-    untimed = drafting([row("fused", "a", [(0.1, 1), (0.2, 2)], [Round(2, 1, 2, 0.0, 0.0)])])
+    assert round_figures(PLAIN) is None
+    untimed = round_figures([row("fused", "a", [(0.1, 1), (0.2, 2)], [Round(2, 1, 2, 0.0, 0.0)])])
     assert untimed is not None
     assert untimed.acceptance_length == 2.0
     assert untimed.t_draft_share is untimed.t_verify_share is untimed.t_draft_s is None
-    nothing = drafting([row("serial", "a", [(0.1, 1)], [])])
+    nothing = round_figures([row("serial", "a", [(0.1, 1)], [])])
     assert nothing is not None
     assert (
         nothing.rounds,
@@ -121,14 +123,14 @@ def test_a_speed_up_is_a_ratio_of_totals_over_common_prompts() -> None:
     found = speed_up(SERIAL, PLAIN)
     assert found is not None
     assert found.answers == 2
-    assert found.ratio == pytest.approx((0.6 / 6) / (0.4 / 6))
+    assert found.interval.value == pytest.approx((0.6 / 6) / (0.4 / 6))
     assert found.per_prompt == pytest.approx((1.0, 2.0))
-    assert found.low == pytest.approx(1.0)  # the worse prompt twice
-    assert found.high == pytest.approx(2.0)
+    assert found.interval.low == pytest.approx(1.0)  # the worse prompt twice
+    assert found.interval.high == pytest.approx(2.0)
     assert speed_up(SERIAL, PLAIN) == found  # drawn by seed
     only = speed_up(SERIAL, PLAIN[:1])
     assert only is not None
-    assert (only.answers, only.ratio, only.low, only.high) == pytest.approx((1, 2.0, 2.0, 2.0))
+    assert (only.answers, *only.interval) == pytest.approx((1, 2.0, 2.0, 2.0))
 
 
 def test_answers_of_one_token_have_no_speed_after_the_first() -> None:
@@ -163,7 +165,7 @@ def test_sameness_and_scores() -> None:
         row("serial", str(n), [(0.1, 1)], identity=one, score=score)
         for n, (one, score) in enumerate(((same, True), (near, False), (other, None)))
     ]
-    found = sameness(rows)
+    found = identity_counts(rows)
     assert found is not None
     assert (found.compared, found.identical, found.rounding, found.other, found.by) == (
         3,
@@ -172,8 +174,8 @@ def test_sameness_and_scores() -> None:
         1,
         "ids+text",
     )
-    assert sameness(PLAIN) is None
-    assert score_share(rows) == (1, 2)
+    assert identity_counts(PLAIN) is None
+    assert score_counts(rows) == (1, 2)
 
 
 def test_rows_are_grouped_by_method_set_and_setting() -> None:

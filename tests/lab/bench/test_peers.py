@@ -12,10 +12,10 @@ import pytest
 
 import d3d
 from d3d.errors import InvalidCheckpoint, InvalidRequest, MissingExtra
-from d3d.lab.bench.answers import Answer, Question, Sampling, Setting
-from d3d.lab.bench.methods import MethodOptions, make_methods
+from d3d.lab.bench import peers
+from d3d.lab.bench.answers import MethodOptions, Question, Sampling, Setting, TimedAnswer
+from d3d.lab.bench.methods import make_methods
 from d3d.lab.bench.own import answer_together
-from d3d.lab.bench.peers import extras
 from d3d.lab.bench.peers.llama_cpp import LlamaCpp, gguf_file
 from d3d.lab.bench.peers.openai_server import OpenAIServer, spread
 from d3d.lab.bench.peers.transformers import TransformersPeer
@@ -37,13 +37,13 @@ def question(model: d3d.Model) -> Question:
 
 
 @pytest.fixture(scope="module")
-def plain(model: d3d.Model, question: Question) -> Answer:
+def plain(model: d3d.Model, question: Question) -> TimedAnswer:
     return answer_together(
         model, model.decoding("plain", ModeOptions()), [question], SETTING, Sampling()
     )[0]
 
 
-def check_deliveries(answer: Answer) -> None:
+def check_deliveries(answer: TimedAnswer) -> None:
     times = [delivery.at_s for delivery in answer.deliveries]
     assert times == sorted(times)
     assert times[0] > 0
@@ -55,7 +55,7 @@ def check_deliveries(answer: Answer) -> None:
     ("kind", "setting"), [("plain", SETTING), ("lookup", DRAFTED), ("assistant", DRAFTED)]
 )
 def test_transformers_answers_like_plain(
-    model: d3d.Model, question: Question, plain: Answer, kind: str, setting: Setting
+    model: d3d.Model, question: Question, plain: TimedAnswer, kind: str, setting: Setting
 ) -> None:
     peer = TransformersPeer(model.target, kind, str(model.target.path))
     answer = peer.answer(question, setting)
@@ -70,7 +70,7 @@ def test_transformers_answers_like_plain(
 
 
 def test_transformers_ends_where_plain_ends(
-    model: d3d.Model, question: Question, plain: Answer
+    model: d3d.Model, question: Question, plain: TimedAnswer
 ) -> None:
     from dataclasses import replace
 
@@ -182,7 +182,7 @@ def test_an_absent_library_is_told_with_its_install_line(
     def absent(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(extras, "import_module", absent)
+    monkeypatch.setattr(peers, "import_module", absent)
     with pytest.raises(MissingExtra, match=r"pip install 'd3d-decoding\[bench\]'"):
         LlamaCpp(Path("x.gguf"), model.target)
     with pytest.raises(MissingExtra, match="httpx2"):

@@ -44,9 +44,10 @@ ASKED = {
     "gsm8k": "How many?" + BOXED,
     "math500": "Find $x$." + BOXED,
     "aime25": "Sum?" + BOXED,
-    "humaneval": "Write a solution to the following problem and make sure that it passes the tests:\n```python\ndef f():\n\n```",
-    "mbpp": "You are an expert Python programmer, and here is your task: Write f. Your code should pass these tests:\n\n"
-    "assert f() == 1\nassert f()",
+    "humaneval": "Write a solution to the following problem and make sure that it passes the "
+    "tests:\n```python\ndef f():\n\n```",
+    "mbpp": "You are an expert Python programmer, and here is your task: Write f. "
+    "Your code should pass these tests:\n\nassert f() == 1\nassert f()",
     "livecodebench": "Write a program.",
     "mt_bench": "Write a post.",
 }
@@ -128,7 +129,8 @@ def test_the_bundled_set_has_every_kind_and_needs_no_files() -> None:
 def test_own_prompts(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text(
-        '{"prompt": "Hi."}\n{"id": "x", "turns": ["One.", "Two."]}\n{"messages": [{"role": "user", "content": "Yo."}]}\n'
+        '{"prompt": "Hi."}\n{"id": "x", "turns": ["One.", "Two."]}\n'
+        '{"messages": [{"role": "user", "content": "Yo."}]}\n'
     )
     mine = read_set(str(file))
     assert mine.name == "mine"
@@ -139,8 +141,8 @@ def test_own_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("nope", "there is none of this name"),
-        ("nope=x.jsonl", "there is none of this name"),
+        ("nope", "there is no set of this name"),
+        ("nope=x.jsonl", "there is no set of this name"),
         ("gsm8k", "--data"),
         ("gsm8k=missing.jsonl", "no such file"),
         ("other.jsonl", "no such file"),

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from d3d.lab.bench.guarded import runs_through
 from d3d.lab.bench.prompt_sets import read_set
-from d3d.lab.bench.scorers import boxed, code_of, final_number, same_value, score
+from d3d.lab.bench.scorers import (
+    boxed,
+    code_of,
+    final_number,
+    runs_through,
+    same_value,
+    score,
+)
 from d3d.train.prompt_rows import read_rows
 
 NUMBER = {"kind": "number", "answer": "1,080"}
@@ -106,7 +112,8 @@ def test_a_continuation_of_the_function_is_a_solution_too() -> None:
     reference: dict[str, Any] = {
         "kind": "humaneval",
         "entry_point": "double",
-        "prompt": 'import math\n\ndef helper(x):\n    return 2 * x\n\ndef double(x):\n    """Twice x."""\n',
+        "prompt": "import math\n\ndef helper(x):\n    return 2 * x\n\n"
+        'def double(x):\n    """Twice x."""\n',
         "test": "def check(candidate):\n    assert candidate(math.floor(4.5)) == 8\n",
     }
     assert score("    return helper(x)\n", reference, run_code=True) is True

@@ -10,14 +10,23 @@ import pytest
 
 import d3d as d3d_api
 from d3d.errors import InvalidRequest
-from d3d.lab.plan.check import Assumed, check
-from d3d.lab.plan.measure import Grid, Measurement, _facts, _memory, grid_cells
-from d3d.lab.plan.measured_costs import MeasuredCosts, thinned_factor
-from d3d.lab.plan.plan import fastest_rows
+from d3d.lab.plan.measure import Grid, Measurement, _facts, _memory, grid_passes
+from d3d.lab.plan.plan import Scenario, fastest_rows
 from d3d.lab.plan.probes import Probes
-from d3d.lab.plan.profile import Facts, Memory, Point, Profile, Run, point, read_profile
-from d3d.lab.plan.trace import Measured, Trace, TracedRound, of_histogram
+from d3d.lab.plan.profile import (
+    MemoryUse,
+    ModelFacts,
+    Point,
+    Profile,
+    ProfileCosts,
+    ProfileRun,
+    point,
+    read_profile,
+    thinned_factor,
+)
+from d3d.lab.plan.trace import RecordedTime, Trace, TracedRound, bare_round, of_histogram
 from d3d.methods.fused.rows import BUDGETS
+from plan_check import check
 from support.command import d3d
 from support.tiny_model import write_tiny_drafter
 
@@ -138,10 +147,10 @@ def test_an_interrupted_measurement_goes_on(
     grid = Grid(contexts=(8,), draft_lengths=(2,), outcomes=(2,), repeats=2)
     taken: list[Any] = []
 
-    def seconds(self: Probes, cell: Any) -> list[float]:
+    def seconds(self: Probes, timed: Any) -> list[float]:
         if len(taken) == 7:
             raise KeyboardInterrupt
-        taken.append(cell)
+        taken.append(timed)
         return [0.5, 1.5]
 
     monkeypatch.setattr(Probes, "seconds", seconds)
@@ -157,12 +166,12 @@ def test_an_interrupted_measurement_goes_on(
     )
     with pytest.raises(InvalidRequest, match="another outcomes"):
         other.run(lambda *_: None)
-    monkeypatch.setattr(Probes, "seconds", lambda self, cell: taken.append(cell) or [0.5, 1.5])
+    monkeypatch.setattr(Probes, "seconds", lambda self, timed: taken.append(timed) or [0.5, 1.5])
     profile = measurement.run(lambda *_: None)
-    cells = list(grid_cells(model, grid))
-    # every cell twice, and once more for a warm-up in each of the two starts that met it
-    assert len(taken) <= 3 * len(cells) + 4
-    assert [one.samples for one in profile.runs[0].points] == [4] * len(cells)
+    passes = list(grid_passes(model, grid))
+    # every pass twice, and once more for a warm-up in each of the two starts that met it
+    assert len(taken) <= 3 * len(passes) + 4
+    assert [one.samples for one in profile.runs[0].points] == [4] * len(passes)
     assert {one.median_s for one in profile.runs[0].points} == {1.0}
     assert not samples.exists()
 
@@ -189,7 +198,7 @@ def test_impossible_measurements_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def by_hand(**fields: Any) -> Run:
+def by_hand(**fields: Any) -> ProfileRun:
     """A verification takes 10 + rows, a draft 5 + tokens, both in ms, at every context."""
     points = [
         point("verify", rows, 0, context, [0.001 * (10 + rows)])
@@ -203,10 +212,10 @@ def by_hand(**fields: Any) -> Run:
     ]
     points += [point("packed", size, 5, 10, [0.001 * 10 * size]) for size in (1, 2)]
     points += [point("switch", 0, 0, 10, [0.0001]), point("rest", 0, 0, 10, [0.001])]
-    memory = Memory(
+    memory = MemoryUse(
         target_weights=1, drafter_weights=1, cache_per_token=1, drafter_cache_per_token=1, peak=1
     )
-    return Run(
+    return ProfileRun(
         **(
             {
                 "device": "cpu",
@@ -222,7 +231,7 @@ def by_hand(**fields: Any) -> Run:
 
 
 def test_costs_are_read_off_the_medians() -> None:
-    costs = MeasuredCosts(by_hand())
+    costs = ProfileCosts(by_hand())
     assert costs.verify(3, 50) == pytest.approx(0.013)
     assert costs.draft(3, 10) == pytest.approx(0.008)
     assert costs.packed(5, 4, 10) == pytest.approx(0.04)
@@ -233,7 +242,7 @@ def test_costs_are_read_off_the_medians() -> None:
         False,
     )
     for ask in (lambda: costs.fused(8, 10), lambda: costs.verify(0, 10)):
-        with pytest.raises(InvalidRequest, match=r"nothing is known|can't be"):
+        with pytest.raises(InvalidRequest, match=r"holds no such pass|is impossible"):
             ask()
 
 
@@ -242,29 +251,29 @@ def test_what_async_mode_costs_each_pass_is_told_apart() -> None:
     12."""
     run = by_hand()
     beside = [point("async_verify", 2, 1, 10, [0.024]), point("async_packed", 2, 5, 10, [0.032])]
-    contention = MeasuredCosts(
+    contention = ProfileCosts(
         run.model_copy(update={"points": [*run.points, *beside]})
     ).contention()
     assert contention == pytest.approx((2.0, 1.6, 1.0, True))
     beside.append(point("async_draft", 3, 3, 10, [0.012]))
-    contention = MeasuredCosts(
+    contention = ProfileCosts(
         run.model_copy(update={"points": [*run.points, *beside]})
     ).contention()
     assert contention == pytest.approx((2.0, 1.6, 1.5, True))
-    assert MeasuredCosts(run).contention() is None
+    assert ProfileCosts(run).contention() is None
 
 
 def test_the_reading_of_a_prompt_lies_on_a_line_between_those_measured() -> None:
     run = by_hand()
-    assert MeasuredCosts(run).read(50) == 0
+    assert ProfileCosts(run).read(50) == 0
     read = [point("async_read", 0, 5, context, [0.001 * context]) for context in (100, 20)]
-    assert MeasuredCosts(run.model_copy(update={"points": [*run.points, *read]})).read(
+    assert ProfileCosts(run.model_copy(update={"points": [*run.points, *read]})).read(
         50
     ) == pytest.approx(0.05)
 
 
 def test_a_thinner_drafter_saves_what_its_layers_weigh() -> None:
-    facts = Facts(name="x", fingerprint="x", num_layers=30, layer_share=0.8)
+    facts = ModelFacts(name="x", fingerprint="x", num_layers=30, layer_share=0.8)
     assert thinned_factor(facts, 30) == 1
     assert thinned_factor(facts, 15) == pytest.approx(0.6)
     with pytest.raises(InvalidRequest, match="layers"):
@@ -272,20 +281,19 @@ def test_a_thinner_drafter_saves_what_its_layers_weigh() -> None:
 
 
 def test_a_prediction_is_held_against_what_was_measured() -> None:
-    rounds = tuple(TracedRound(5, 2, 3, 50) for _ in range(10))
-    trace = Trace("x", "serial", 5, rounds, measured=Measured("serial", 0.009, 30))
-    found = check(trace, MeasuredCosts(by_hand()), Assumed())
-    assert found.predicted_s == pytest.approx((0.010 + 0.016 + 0.001) / 3)
-    assert found.within
-    slow = Trace("x", "serial", 5, rounds, measured=Measured("serial", 0.0075, 30))
-    assert not check(slow, MeasuredCosts(by_hand()), Assumed()).within
+    rounds = tuple(TracedRound(bare_round(5, 2, 3), 50) for _ in range(10))
+
+    def scenario(mode: str, tpot_s: float) -> Scenario:
+        measured = RecordedTime(mode, tpot_s, 30)
+        return Scenario(ProfileCosts(by_hand()), Trace("x", mode, 5, rounds, measured=measured))
+
+    checked = check(scenario("serial", 0.009))
+    assert checked.predicted_s == pytest.approx((0.010 + 0.016 + 0.001) / 3)
+    assert checked.within
+    assert not check(scenario("serial", 0.0075)).within
     for mode, words in (("fused", "--rows"), ("async", "--hit-rate"), ("odd", "not modelled")):
         with pytest.raises(InvalidRequest, match=words):
-            check(
-                Trace("x", mode, 5, rounds, measured=Measured(mode, 1.0, 30)),
-                MeasuredCosts(by_hand()),
-                Assumed(),
-            )
+            check(scenario(mode, 1.0))
 
 
 def test_the_part_of_a_profile_that_fits_is_taken(measured: Path) -> None:
@@ -307,7 +315,7 @@ def test_a_drafter_whose_slots_pass_layers_by_is_described_as_it_drafts(
 ) -> None:
     path = write_tiny_drafter(tmp_path / "drafter", tiny_target, anchor_slot=True, slot_layers=(1,))
     model = d3d_api.load(str(tiny_target), path, device="cpu", dtype="float32")
-    assert model.drafter is not None
+    assert model.parts.drafter is not None
     target, drafter = _facts(model)
     assert drafter is not None
     assert (target.num_layers, drafter.num_layers) == (2, 1)
@@ -316,7 +324,7 @@ def test_a_drafter_whose_slots_pass_layers_by_is_described_as_it_drafts(
     assert memory.drafter_cache_per_token == 0, (
         "it works in the target's cache, though fused mode is not for it"
     )
-    trained = sum(one.numel() for one in model.drafter.model.trainable().values())
+    trained = sum(one.numel() for one in model.parts.drafter.trainable().values())
     assert memory.drafter_weights > 4 * trained, "weights with their deltas merged are there, too"
 
 
@@ -348,9 +356,9 @@ def test_a_drafter_whose_slots_pass_layers_by_is_planned_for_in_fused_mode(
 
 def test_without_a_fused_pass_in_the_profile_no_rows_are_chosen(measured: Path) -> None:
     run = read_profile(measured).run()
-    bare = MeasuredCosts(
+    bare = ProfileCosts(
         run.model_copy(update={"points": [one for one in run.points if one.kind != "fused"]})
     )
     trace = of_histogram([10, 5, 3, 2], source="x")
     assert fastest_rows(bare, trace) is None
-    assert fastest_rows(MeasuredCosts(run), trace) in BUDGETS
+    assert fastest_rows(ProfileCosts(run), trace) in BUDGETS

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from d3d.api import load
+from d3d import load
 from d3d.engine.round import Preparation, Round
-from d3d.lab.bench.answers import Answer, Delivery, Sampling
-from d3d.lab.bench.methods import MethodOptions, make_methods
-from d3d.lab.bench.metrics import Group
-from d3d.lab.bench.modelled import LABEL, on_two_devices
+from d3d.lab.bench.answers import Delivery, MethodOptions, Sampling, TimedAnswer
+from d3d.lab.bench.methods import make_methods
+from d3d.lab.bench.metrics import RowGroup
+from d3d.lab.bench.own import LABEL, on_two_devices
+from d3d.lab.bench.results import traces_of
 from d3d.lab.bench.rows import read_rows
-from d3d.lab.bench.traces import traces_of
 from d3d.lab.plan.rehearsal import overlapped
 from support.command import d3d
 
@@ -54,7 +54,8 @@ def test_an_answer_keeps_its_tokens_and_first_token_and_gets_the_models_times() 
         Delivery(34.0, 1),
         Delivery(36.0, 1),
     )
-    answer = Answer("x", tuple(range(8)), 8, "length", deliveries, tuple(ROUNDS), wall_s=37.0)
+    rounds = tuple(Round(*stats) for stats in ROUNDS)
+    answer = TimedAnswer("x", tuple(range(8)), 8, "length", deliveries, rounds, wall_s=37.0)
     told = on_two_devices(answer, 0.5)
     rest = (35.0 - 31.0) / 4
     assert [one.num_tokens for one in told.deliveries] == [1, 3, 2, 1, 1]
@@ -63,7 +64,7 @@ def test_an_answer_keeps_its_tokens_and_first_token_and_gets_the_models_times() 
     assert told.deliveries[-1].at_s < 36.0
     assert told.wall_s == pytest.approx(told.deliveries[-1].at_s + 1.0)
     assert (told.modelled, told.text, told.token_ids) == (True, answer.text, answer.token_ids)
-    assert on_two_devices(Answer("x", (1,), 1, "length", deliveries[:1], ()), 0.5).modelled
+    assert on_two_devices(TimedAnswer("x", (1,), 1, "length", deliveries[:1], ()), 0.5).modelled
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +148,10 @@ def test_a_run_can_be_planned_with_and_checked_against(run: Path) -> None:
     traces = {trace.mode: trace for trace in traces_of(run)}
     assert set(traces) == {"plain", "serial"}
     rows = [row for row in read_rows(run / "results.jsonl") if row.method == "serial"]
-    assert sum(one.num_committed for one in traces["serial"].rounds) == sum(
+    assert sum(one.num_committed for one in traces["serial"].records) == sum(
         row.completion_tokens - 1 for row in rows
     )
     assert traces["serial"].rounds[0].context == rows[0].prompt_tokens + 1
     assert traces["serial"].measured is not None
     assert traces["serial"].measured.dtype == "float32"
-    assert Group("serial", "all", rows[0].setting).label in traces["serial"].source
+    assert RowGroup("serial", "all", rows[0].setting).label in traces["serial"].source

@@ -5,11 +5,22 @@ from __future__ import annotations
 import pytest
 
 from d3d.errors import InvalidRequest
-from d3d.lab.plan.devices import DEVICES, MODELS, Device, Shape, find_device, find_model
-from d3d.lab.plan.published import CLAIMS, explain, explain_all
-from d3d.lab.plan.roofline import Efficiency, RooflineCosts, pass_bytes, pass_flops, pass_seconds
+from d3d.lab.plan.roofline import (
+    DATA_SHEETS,
+    MODELS,
+    DataSheet,
+    DecoderShape,
+    Efficiency,
+    RooflineCosts,
+    find_data_sheet,
+    find_model,
+    pass_bytes,
+    pass_flops,
+    pass_seconds,
+)
+from published_speedups import CLAIMS, explain, explain_all, main
 
-TOY = Shape(
+TOY = DecoderShape(
     "toy",
     num_layers=2,
     hidden_size=4,
@@ -32,7 +43,7 @@ def test_bytes_and_operations_of_a_pass_are_those_on_paper() -> None:
 
 
 def test_a_pass_takes_the_slower_of_reading_and_computing() -> None:
-    reader, computer = Device("r", 100.0, 1e9, 1e9), Device("c", 1e9, 100.0, 1e9)
+    reader, computer = DataSheet("r", 100.0, 1e9, 1e9), DataSheet("c", 1e9, 100.0, 1e9)
     assert pass_seconds(TOY, reader, 3, 7, FULL) == pytest.approx(pass_bytes(TOY, 3, 7) / 100)
     assert pass_seconds(TOY, computer, 3, 7, FULL) == pytest.approx(pass_flops(TOY, 3, 7) / 100)
     half = Efficiency(0.5, 1.0, 0.25, 0.0)
@@ -62,7 +73,7 @@ def test_a_drafter_is_thinned_by_layers_only() -> None:
 
 def test_a_second_device_shares_nothing_and_one_shares_all() -> None:
     two, one = (
-        RooflineCosts(MODELS["qwen3-8b"], MODELS["d3d-8b"], DEVICES["h100"], count)
+        RooflineCosts(MODELS["qwen3-8b"], MODELS["d3d-8b"], DATA_SHEETS["h100"], count)
         for count in (2, 1)
     )
     assert two.contention.verify == 1
@@ -73,19 +84,19 @@ def test_a_second_device_shares_nothing_and_one_shares_all() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: find_device("h1000"), "there are h100"),
+        (lambda: find_data_sheet("h1000"), "there are h100"),
         (lambda: find_model("gpt"), "there are qwen3"),
         (lambda: Efficiency(bandwidth_share=0), "bandwidth share"),
         (lambda: Efficiency(arithmetic_share=1.2), "arithmetic share"),
         (lambda: Efficiency(overhead_s=-1), "overhead"),
         (lambda: Efficiency(switch_s=float("nan")), "switch"),
-        (lambda: RooflineCosts(MODELS["qwen3-32b"], None, DEVICES["l40s"]), "do not fit"),
+        (lambda: RooflineCosts(MODELS["qwen3-32b"], None, DATA_SHEETS["l40s"]), "do not fit"),
         (
-            lambda: RooflineCosts(MODELS["qwen3-8b"], MODELS["d3d-8b"], DEVICES["rtx4090"], 1),
+            lambda: RooflineCosts(MODELS["qwen3-8b"], MODELS["d3d-8b"], DATA_SHEETS["rtx4090"], 1),
             "do not fit",
         ),
-        (lambda: RooflineCosts(TOY, TOY, DEVICES["h100"], 3), "devices"),
-        (lambda: RooflineCosts(TOY, None, DEVICES["h100"]).draft(4, 10), "drafter"),
+        (lambda: RooflineCosts(TOY, TOY, DATA_SHEETS["h100"], 3), "devices"),
+        (lambda: RooflineCosts(TOY, None, DATA_SHEETS["h100"]).draft(4, 10), "drafter"),
     ],
 )
 def test_what_can_not_be_is_refused(make: object, words: str) -> None:
@@ -94,13 +105,24 @@ def test_what_can_not_be_is_refused(make: object, words: str) -> None:
 
 
 def test_a_published_round_is_split_into_what_is_explained_and_what_is_open() -> None:
-    one = explain(CLAIMS[0], DEVICES["h100"], Efficiency(), outcomes=8)
+    one = explain(CLAIMS[0], DATA_SHEETS["h100"], Efficiency(), outcomes=8)
     assert one.published_round_s == pytest.approx(7.88 / 5.00 * one.plain_s)
     assert one.all_hits == pytest.approx(7.88 * one.plain_s / one.round_s)
     assert one.hit_rate is not None
     explained = one.round_s + (1 - one.hit_rate) * one.fresh_s
     assert explained == pytest.approx(one.published_round_s)
     assert one.needed_acceptance == pytest.approx(5.00 * one.round_s / one.plain_s)
-    unknown = explain(CLAIMS[3], DEVICES["h100"], Efficiency())
+    unknown = explain(CLAIMS[3], DATA_SHEETS["h100"], Efficiency())
     assert unknown.all_hits is unknown.open_s is unknown.hit_rate is None
     assert len(explain_all(Efficiency())) == 3 * len(CLAIMS)
+
+
+def test_published_figures_are_told_apart_from_modelled_ones(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["published_speedups.py", "--outcomes", "17"])
+    main()
+    printed = capsys.readouterr().out
+    assert "(modelled)" in printed
+    assert "Published: acceptance length and speed-up; all else is modelled" in printed
+    assert "2 H200" in printed

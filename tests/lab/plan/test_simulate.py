@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from d3d.engine.round import Preparation
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.costs import ONE_DEVICE, Contention, ThinnedDraft, interpolate
-from d3d.lab.plan.plan import Setup, advice, options
-from d3d.lab.plan.simulate import Work, asynchronous, fused, pipeline, plain, serial, spread
-from d3d.lab.plan.trace import TracedRound, of_histogram
+from d3d.lab.plan.plan import Scenario, advice, options
+from d3d.lab.plan.simulate import RoundWork, asynchronous, fused, pipeline, plain, serial, spread
+from d3d.lab.plan.trace import TracedRound, bare_round, of_histogram
 
 SWITCH = 0.1
 
@@ -43,7 +44,7 @@ class FixedCosts:
         return self.read_s
 
 
-ROUNDS = [TracedRound(5, 2, 3, 100 + 3 * number) for number in range(10)]
+ROUNDS = [TracedRound(bare_round(5, 2, 3), 100 + 3 * number) for number in range(10)]
 
 
 def test_plain_takes_a_verification_a_token_and_serial_the_sum_of_both_a_round() -> None:
@@ -59,7 +60,7 @@ def test_fused_takes_one_pass_a_round() -> None:
 
 
 def test_a_fused_pass_that_had_no_slots_was_a_verification() -> None:
-    rounds = [one._replace(num_slots=number % 2) for number, one in enumerate(ROUNDS)]
+    rounds = [TracedRound(bare_round(5, 2, 3, num_slots=number % 2), 100) for number in range(10)]
     assert fused(rounds, FixedCosts(), 8).seconds == pytest.approx(5 * 5 + 5 * 4)
 
 
@@ -99,7 +100,9 @@ def test_each_request_begins_with_a_draft_for_which_the_worker_reads_the_prompt(
 @pytest.mark.parametrize("length", [2, 3, 5])
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 def test_a_given_hit_rate_is_that_of_the_rounds_that_can_hit(rate: float, length: int) -> None:
-    rounds = [TracedRound(5, 2, 3, 100, first=number % length == 0) for number in range(60)]
+    rounds = [
+        TracedRound(bare_round(5, 2, 3), 100, first=number % length == 0) for number in range(60)
+    ]
     assert asynchronous(rounds, FixedCosts(), 1, (rate,)).hit_rate == pytest.approx(rate, abs=0.03)
 
 
@@ -119,32 +122,41 @@ def test_every_second_hit_costs_half_of_the_drafts() -> None:
 
 
 def test_hits_that_the_rounds_tell_are_taken_as_they_are() -> None:
-    told = [one._replace(hit=number % 3 == 0) for number, one in enumerate(ROUNDS)]
+    told = [
+        one._replace(
+            record=one.record._replace(preparation=Preparation("miss" if number % 3 else "hit"))
+        )
+        for number, one in enumerate(ROUNDS)
+    ]
     assert asynchronous(told, FixedCosts(), 1, (1.0,)).hit_rate == pytest.approx(3 / 9)
 
 
 def test_the_parts_of_a_round_add_up_and_a_round_without_a_draft_waits_for_nobody() -> None:
-    rounds = [*ROUNDS, TracedRound(0, 0, 1, 130)]
+    rounds = [*ROUNDS, TracedRound(bare_round(0, 0, 1), 130)]
     one = asynchronous(rounds, FixedCosts(rest_s=0.2), 7, (0.6,))
     assert one.verify_s + one.draft_s + one.switch_s + one.rest_s == pytest.approx(one.seconds)
     assert one.switch_s == pytest.approx(10 * SWITCH)
-    done = pipeline([Work(4, 0, 0, None)], SWITCH)
+    done = pipeline([RoundWork(4, 0, 0, None)], SWITCH)
     assert (done[0].verify_from, done[0].ended) == (0, 4)
 
 
 def test_on_one_device_nothing_is_hidden() -> None:
-    (one, other) = pipeline([Work(4, 3, 6, False), Work(4, 3, 6, True)], 0.0, contention=ONE_DEVICE)
+    (one, other) = pipeline(
+        [RoundWork(4, 3, 6, False), RoundWork(4, 3, 6, True)], 0.0, contention=ONE_DEVICE
+    )
     assert one.verify_until == 3 + 8
     assert one.prepared_until == other.verify_from == 3 + 4 + 6
-    (short,) = pipeline([Work(4, 0, 1, None)], 0.0, contention=ONE_DEVICE)
+    (short,) = pipeline([RoundWork(4, 0, 1, None)], 0.0, contention=ONE_DEVICE)
     assert (short.prepared_until, short.verify_until) == (2, 5)
-    (uneven,) = pipeline([Work(4, 0, 9, None)], 0.0, contention=Contention(1.5, 3.0))
+    (uneven,) = pipeline([RoundWork(4, 0, 9, None)], 0.0, contention=Contention(1.5, 3.0))
     assert (uneven.verify_until, uneven.prepared_until) == (6, 6 + 9 - 2)
 
 
 def test_sides_with_threads_of_their_own_are_slower_all_the_time() -> None:
     slower = Contention(1.5, 3.0, 2.0, lasting=True)
-    (one, other) = pipeline([Work(4, 3, 1, False), Work(4, 3, 9, True)], 0.0, contention=slower)
+    (one, other) = pipeline(
+        [RoundWork(4, 3, 1, False), RoundWork(4, 3, 9, True)], 0.0, contention=slower
+    )
     assert (one.verify_from, one.verify_until, one.prepared_until) == (6, 12, 9)
     assert (other.verify_until, other.prepared_until) == (18, 12 + 27)
 
@@ -152,7 +164,7 @@ def test_sides_with_threads_of_their_own_are_slower_all_the_time() -> None:
 def test_the_same_question_has_the_same_answer() -> None:
     trace = of_histogram([5, 3, 2, 4], source="x")
     assert of_histogram([5, 3, 2, 4], source="x") == trace
-    setup = Setup(FixedCosts(), trace, fused_rows=8)
+    setup = Scenario(FixedCosts(), trace, fused_rows=8)
     assert options(setup) == options(setup)
     assert advice(setup) == advice(setup)
 
@@ -173,7 +185,7 @@ def test_lines_go_through_the_points_and_beyond() -> None:
 def test_advice_finds_what_helps_and_says_how_far_acceptance_may_fall() -> None:
     # nothing beyond the second token is ever kept, and a preparation of eight outcomes takes twice
     # a verification
-    setup = Setup(
+    setup = Scenario(
         FixedCosts(),
         of_histogram([1, 1, 8, 0, 0, 0], source="x"),
         outcomes=8,
@@ -197,7 +209,7 @@ def test_a_drafter_of_fewer_layers_keeps_its_fused_mode() -> None:
     whole, thin = (
         {
             one.label: one.modelled.tpot_s
-            for one in options(Setup(costs, of_histogram([1, 1, 8], source="x"), fused_rows=8))
+            for one in options(Scenario(costs, of_histogram([1, 1, 8], source="x"), fused_rows=8))
         }
         for costs in (FixedCosts(), ThinnedDraft(FixedCosts(), 0.5))
     )
@@ -212,7 +224,7 @@ def test_a_drafter_of_fewer_layers_keeps_its_fused_mode() -> None:
 )
 def test_an_impossible_setup_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest, match=r"is not within|leaves no room"):
-        Setup(FixedCosts(), of_histogram([1, 1], source="x"), **fields)  # type: ignore[arg-type]
+        Scenario(FixedCosts(), of_histogram([1, 1], source="x"), **fields)  # type: ignore[arg-type]
 
 
 def test_no_rounds_are_refused() -> None:

@@ -11,8 +11,7 @@ import pytest
 from d3d.engine.round import Preparation, Round
 from d3d.engine.trace import chrome_trace
 from d3d.errors import InvalidRequest
-from d3d.lab.plan.fused_rounds import fused_rounds
-from d3d.lab.plan.hits import hit_rates, recall_of, split_budget
+from d3d.lab.plan.estimates import fused_rounds, hit_rates, recall_of, split_budget
 from d3d.lab.plan.simulate import serial
 from d3d.lab.plan.trace import Trace, of_histogram, of_mean, read_trace
 from lab.plan.test_simulate import FixedCosts
@@ -60,7 +59,7 @@ def test_an_answer_is_read(tmp_path: Path) -> None:
     }
     trace = read_trace(written(tmp_path, "some text\n" + json.dumps(record)))
     assert (trace.mode, trace.draft_length, trace.histogram) == ("serial", 2, (1, 0, 2))
-    assert sum(one.num_committed for one in trace.rounds) == 6  # the last round was cut
+    assert sum(one.num_committed for one in trace.records) == 6  # the last round was cut
     assert trace.rounds[0].context == 11
     assert trace.measured is not None
     assert (trace.measured.tpot_s, trace.measured.tokens) == (0.5, 6)
@@ -100,7 +99,7 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
         False,
         True,
     ]
-    assert [one.num_committed for one in trace.rounds] == [3, 1, 4, 1]
+    assert [one.num_committed for one in trace.records] == [3, 1, 4, 1]
     assert trace.mode == "async"
     assert trace.measured is not None
     about = {"mode": "serial", "dtype": "float32", "threads": 2, "prompt_tokens": 9, "tpot_s": 0.25}
@@ -113,7 +112,7 @@ def test_a_timeline_is_read(tmp_path: Path) -> None:
 def test_slots_of_fused_rounds_are_told(tmp_path: Path) -> None:
     rounds = [Round(3, 2, 3, 0.1, 0.2, 5.0, num_slots=5), Round(0, 0, 1, 0.0, 0.2, 5.3)]
     trace = read_trace(written(tmp_path, chrome_trace(rounds, {"mode": "fused"})))
-    assert [one.num_slots for one in trace.rounds] == [5, 0]
+    assert [one.num_slots for one in trace.records] == [5, 0]
 
 
 def test_copies_cost_no_draft(tmp_path: Path) -> None:
@@ -122,8 +121,8 @@ def test_copies_cost_no_draft(tmp_path: Path) -> None:
         Round(3, 3, 4, 0.0, 0.2, 5.3, looked_up=True),
     ]
     trace = read_trace(written(tmp_path, chrome_trace(rounds)))
-    assert [one.looked_up for one in trace.rounds] == [False, True]
-    assert [one.num_slots for one in trace.rounds] == [None, None], "no round of fused mode"
+    assert [one.looked_up for one in trace.records] == [False, True]
+    assert [one.num_slots for one in trace.records] == [None, None], "no round of fused mode"
     record = {
         "usage": {"completion_tokens": 8, "prompt_tokens": 9},
         "timing": {"tpot_s": 0.1},
@@ -133,9 +132,12 @@ def test_copies_cost_no_draft(tmp_path: Path) -> None:
             "lookup_rounds": 1,
         },
     }
-    assert sum(one.looked_up for one in read_trace(written(tmp_path, record)).rounds) == 1
+    assert sum(one.looked_up for one in read_trace(written(tmp_path, record)).records) == 1
     free = serial(trace.rounds, FixedCosts())
-    paid = serial([one._replace(looked_up=False) for one in trace.rounds], FixedCosts())
+    paid = serial(
+        [one._replace(record=one.record._replace(looked_up=False)) for one in trace.rounds],
+        FixedCosts(),
+    )
     assert free.draft_s == pytest.approx(paid.draft_s / 2)
     assert free.verify_s == paid.verify_s
 
@@ -194,10 +196,13 @@ def test_fused_rounds_keep_no_more_than_serial_ones() -> None:
         "x",
         "serial",
         2,
-        tuple(one._replace(num_accepted=0, num_committed=1) for one in trace.rounds),
+        tuple(
+            one._replace(record=one.record._replace(num_accepted=0, num_committed=1))
+            for one in trace.rounds
+        ),
     )
     assert _mean(fused_rounds(nothing, 8)) == 1
 
 
 def _mean(rounds: list[Any]) -> float:
-    return float(sum(one.num_committed for one in rounds) / len(rounds))
+    return float(sum(one.record.num_committed for one in rounds) / len(rounds))

@@ -11,17 +11,20 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.checkpoint import load_drafter, read_config
+from d3d.hub.checkpoint import read_config
+from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
-from d3d.lab.prune.curve import Depth, Timing, choose, modelled_ms
-from d3d.lab.prune.run import Answers, PruningRun, Settings
-from d3d.lab.prune.timing import Measured, time_drafter
+from d3d.lab.prune.curve import Depth, DepthTiming, choose
+from d3d.lab.prune.run import PruneAnswers, PruneSettings, PruningRun
+from d3d.lab.prune.timing import time_drafter
 from d3d.train.config import Stage, TrainConfig
 from d3d.train.corpus import Sample
 from support.drafters import text
 from support.tiny_model import open_tiny, write_tiny_drafter, write_tiny_target
 
-SETTINGS = Settings(fewest_layers=2, shortlist=2, draft_length=4, screened_answers=2, anchors=4)
+SETTINGS = PruneSettings(
+    fewest_layers=2, shortlist=2, draft_length=4, screened_answers=2, anchors=4
+)
 HEAL = TrainConfig(
     steps=2, warmup=1, stages=(Stage(share=1.0, block_size=4, anchors=4),), answers_per_step=1
 )
@@ -45,13 +48,15 @@ def samples(*seeds: int) -> list[Sample]:
     return [Sample(text(6, seed=seed), text(14, seed=seed + 50), "test", 0.0, 0) for seed in seeds]
 
 
-ANSWERS = Answers(samples(1, 2, 3), samples(4, 5), tuple(samples(6, 7)))
+ANSWERS = PruneAnswers(samples(1, 2, 3), samples(4, 5), tuple(samples(6, 7)))
 
 
 def pruned(
     path: Path, source: Path, target: OpenModel, heal: TrainConfig | None = None, **changes: Any
 ) -> PruningRun:
-    run = PruningRun(path, source, target, ANSWERS, Settings(**{**vars(SETTINGS), **changes}), heal)
+    run = PruningRun(
+        path, source, target, ANSWERS, PruneSettings(**{**vars(SETTINGS), **changes}), heal
+    )
     run.run(lambda _: None)
     return run
 
@@ -134,16 +139,16 @@ def test_healing_trains_the_layers_that_are_left(
 @pytest.mark.parametrize(
     ("answers", "changes", "message"),
     [
-        (Answers(samples(1), samples(1)), {}, "would choose layers and judge"),
-        (Answers(samples(1), []), {}, "to judge by"),
+        (PruneAnswers(samples(1), samples(1)), {}, "would choose layers and judge"),
+        (PruneAnswers(samples(1), []), {}, "to judge by"),
         (ANSWERS, {"fewest_layers": 5}, "not within 1 and the drafter's own, 4"),
         (ANSWERS, {"draft_length": 7}, "block size, 6"),
         (ANSWERS, {"shortlist": 0}, "must be 1 or more"),
-        (Answers(samples(1), samples(2), tuple(samples(2))), {}, "is measured, too"),
+        (PruneAnswers(samples(1), samples(2), tuple(samples(2))), {}, "is measured, too"),
     ],
 )
 def test_what_can_not_be_is_refused(
-    answers: Answers,
+    answers: PruneAnswers,
     changes: dict[str, int],
     message: str,
     target: OpenModel,
@@ -152,7 +157,11 @@ def test_what_can_not_be_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         PruningRun(
-            tmp_path / "run", drafter, target, answers, Settings(**{**vars(SETTINGS), **changes})
+            tmp_path / "run",
+            drafter,
+            target,
+            answers,
+            PruneSettings(**{**vars(SETTINGS), **changes}),
         )
 
 
@@ -189,7 +198,9 @@ def a_depth(layers: int, judged: float) -> Depth:
 
 
 CURVE = [a_depth(4, 3.0), a_depth(3, 2.98), a_depth(2, 2.4), a_depth(1, 1.2)]
-TIMINGS = {n: Timing(t_draft_ms=5.0 * n, t_verify_ms=12.0, t_plain_ms=10.0) for n in (1, 2, 3, 4)}
+TIMINGS = {
+    n: DepthTiming(t_draft_ms=5.0 * n, t_verify_ms=12.0, t_plain_ms=10.0) for n in (1, 2, 3, 4)
+}
 
 
 def test_a_depth_is_chosen_by_share_or_by_time() -> None:
@@ -203,14 +214,14 @@ def test_a_depth_is_chosen_by_share_or_by_time() -> None:
     )
     assert (serial.depth.layers, overlapped.depth.layers) == (3, 2)
     assert "9.06 ms, with all 4 layers 10.67 ms" in serial.reason
-    assert modelled_ms(CURVE[2], TIMINGS[2], "async") == pytest.approx(5.0)
+    assert TIMINGS[2].modelled_ms(CURVE[2].judged, "async") == pytest.approx(5.0)
     with pytest.raises(InvalidRequest, match="4 layers has not been timed"):
         choose(CURVE, {}, "serial", 0.99)
 
 
 def test_passes_are_timed_on_a_drafter_as_it_decodes(drafter: Path, tmp_path: Path) -> None:
     own = open_tiny(write_tiny_target(tmp_path / "target", num_hidden_layers=4))
-    timing = time_drafter(drafter, own, 4, Measured(ANSWERS.judging, 8))
+    timing = time_drafter(drafter, own, 4, ANSWERS.judging, 8)
     again = time_drafter(drafter, own, 4)
     assert min(timing.t_draft_ms, timing.t_verify_ms, timing.t_plain_ms, again.t_draft_ms) > 0
     assert timing.measured_plain_ms is not None

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.lab.prune.removal import depth_layers, removable, without_layer
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from support.drafters import block_logits, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 MASKS = [-1] * 5
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ import pytest
 
 from d3d.errors import InvalidRequest
 from d3d.lab.bench.answers import Setting
+from d3d.lab.bench.results import load_run
 from d3d.lab.report.published import (
     BEGIN,
     END,
@@ -20,10 +21,9 @@ from d3d.lab.report.published import (
     replaced,
     summary,
 )
-from d3d.lab.report.run import load_run
 from support.bench_rows import example_rows, row, write_run
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "readme_results.py"
+SCRIPT = Path(__file__).parents[3] / "studies" / "readme_results.py"
 
 
 @pytest.fixture
@@ -83,10 +83,8 @@ def test_identity_in_one_sentence() -> None:
         "commands": [["d3d", "bench", "identity"]],
     }
     text = identity_line(record)
-    assert (
-        "39 of 40 answers of serial, fused over 1 sets have plain decoding's ids, 1 part at a near-tie, 0 elsewhere"
-        in text
-    )
+    assert "39 of 40 answers of serial, fused over 1 sets have plain decoding's ids, 1 " in text
+    assert "ids, 1 part at a near-tie, 0 elsewhere" in text
     assert "`d3d bench identity`" in text
     rounded = identity_line(record | {"settings": {"dtype": "float32", "quantize": "int8"}})
     assert "float32 with int8 weights: 39 of 40" in rounded

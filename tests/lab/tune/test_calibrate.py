@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from d3d.errors import InvalidRequest
-from d3d.hub.preset_file import AnswerRounds, PresetFile, Tuned, write_preset
+from d3d.hub.presets import AnswerRounds, PresetFile, Tuned, write_preset
 from d3d.lab.stats import paired_ratio, unpaired_ratio
 from d3d.lab.tune.calibrate import calibrate
-from d3d.lab.tune.traffic import Record, append_line
+from d3d.lab.tune.traffic import Record, traffic_journal
 from support.command import d3d
 
 Rounds = tuple[tuple[int, int, int], ...]
@@ -196,9 +196,10 @@ def test_pairs_cancel_what_makes_a_prompt_slow() -> None:
 def test_the_command_reads_files(tmp_path: Path) -> None:
     write_preset(tmp_path / "mine.yaml", preset(answers=80))
     log = tmp_path / "traffic.jsonl"
+    journal = traffic_journal(log)
     for one in traffic(3.5, 60) + traffic(2.0, 100):
-        append_line(log, one.model_dump_json(exclude_none=True))
-    append_line(log, '{"traffic": 1, "dam')
+        journal.append(one.model_dump_json(exclude_none=True))
+    journal.append('{"traffic": 1, "dam')
     outcome = d3d("calibrate", log, "--model", tmp_path / "mine.yaml", "--last", 100)
     assert outcome.code == 0, outcome.err
     assert "advice             train" in outcome.out

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from d3d.errors import InvalidRequest, MissingExtra, WorkerFailed
-from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.search import Search
 from d3d.lab.tune.setups import OWN, SPARED_NOTHING, DrafterFacts, Setup, Space, starting_points
 from support.tuning import SPACE, Formula, journal, plan
@@ -45,13 +45,13 @@ def test_it_finds_what_is_fast(tmp_path: Path) -> None:
         assert search.run(Formula(), quiet, never)
         best = search.best()
         setup = best[0].setup
-        assert (setup.mode, setup.threads, setup.options.num_denoise_steps) == ("serial", 4, 1)
+        assert (setup.mode, setup.threads, setup.given.get("num_denoise_steps")) == ("serial", 4, 1)
         assert best[0].score == pytest.approx(Formula().ms_per_token(setup) / 15), (
             "of plain decoding with two threads"
         )
         assert [trial.score for trial in best] == sorted(trial.score for trial in best)
         assert best[0].score < 0.8 * Formula().ms_per_token(search.default) / 15
-        found.append((setup.options.draft_length or 0, best[0].score))
+        found.append((setup.given.get("draft_length") or 0, best[0].score))
     length, score = min(found, key=lambda one: one[1])
     assert 5 <= length <= 7
     assert score < 0.37, "the best there is has 0.333"
@@ -73,7 +73,7 @@ def test_trials_of_before_lookup_and_pauses_could_be_chosen_count_as_without(
     again = Search(journal(tmp_path), plan(6)).best()
     assert again
     assert all(
-        trial.setup.options.lookup is None and trial.setup.options.least_kept is None
+        trial.setup.given.get("lookup") is None and trial.setup.given.get("least_kept") is None
         for trial in again
     )
 
@@ -82,8 +82,8 @@ def test_it_begins_with_what_is_done_by_default(tmp_path: Path) -> None:
     formula = Formula()
     search = Search(journal(tmp_path), plan(len(starting_points(SPACE, 2))))
     search.run(formula, quiet, never)
-    assert search.default == Setup("serial", OWN, 2, search.default.options)
-    assert search.default.told == {"draft_length": 5, "num_denoise_steps": 1}
+    assert search.default == Setup(search.default.config, OWN, 2)
+    assert search.default.given == {"draft_length": 5, "num_denoise_steps": 1}
     own = list(dict.fromkeys(key for key, _ in formula.asked if "plain" not in key))
     assert own[0] == search.default.key
     assert '"draft_confidence"' in own[1]
@@ -146,7 +146,7 @@ def test_a_kill_in_the_middle_of_a_measurement_costs_that_setup_only(tmp_path: P
     whole.run(Formula(), quiet, never)
 
     class Killed(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             if len(self.asked) == 21:
                 raise KeyboardInterrupt
             return super().__call__(setup, case)
@@ -187,7 +187,7 @@ def test_a_search_of_something_else_is_not_gone_on_with(
 
 def test_what_can_not_be_is_told_and_passed_over(tmp_path: Path) -> None:
     class NoWorker(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             if setup.mode == "async":
                 raise WorkerFailed("there is no worker")
             return super().__call__(setup, case)
@@ -195,7 +195,7 @@ def test_what_can_not_be_is_told_and_passed_over(tmp_path: Path) -> None:
     told: list[str] = []
     search = Search(journal(tmp_path), plan(20))
     assert search.run(NoWorker(), lambda _, text: told.append(text), never)
-    assert any("can't be: async" in text and "no worker" in text for text in told)
+    assert any("impossible: async" in text and "no worker" in text for text in told)
     assert search.num_done == 20
     assert all(trial.setup.mode != "async" for trial in search.best())
 
@@ -204,7 +204,7 @@ def test_a_drafter_is_asked_for_no_more_than_it_can(tmp_path: Path) -> None:
     seen: list[Setup] = []
 
     class Noting(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             seen.append(setup)
             return super().__call__(setup, case)
 
@@ -212,18 +212,15 @@ def test_a_drafter_is_asked_for_no_more_than_it_can(tmp_path: Path) -> None:
     short = [setup for setup in seen if setup.drafter == "short"]
     assert short
     assert {setup.mode for setup in short} <= {"serial", "async"}, "it has no fused mode"
-    assert max(setup.options.draft_length or 0 for setup in short) <= 4
+    assert max(setup.given.get("draft_length") or 0 for setup in short) <= 4
     assert all(
-        (setup.options.num_denoise_steps or 1) <= (setup.options.draft_length or 1)
+        (setup.given.get("num_denoise_steps") or 1) <= (setup.given.get("draft_length") or 1)
         for setup in short
     )
-    assert max(setup.options.draft_length or 0 for setup in seen if setup.mode == "fused") <= 15
-    unlimited = [
-        setup.options
-        for setup in seen
-        if setup.mode == "fused" and setup.options.draft_length is None
-    ]
-    assert all(options.lookup for options in unlimited), (
+    fused = [setup.given for setup in seen if setup.mode == "fused"]
+    assert max(given.get("draft_length") or 0 for given in fused) <= 15
+    unlimited = [given for given in fused if "draft_length" not in given]
+    assert all(options["lookup"] for options in unlimited), (
         "copies may be longer than what slots can draft, and nothing else"
     )
     assert unlimited
@@ -240,5 +237,5 @@ def test_without_optuna_the_line_that_installs_it_is_told(
 def test_a_setup_reads_well() -> None:
     space = Space(("serial",), (DrafterFacts("runs/best", 8),), (1, 2))
     assert space.ways == ["serial runs/best"]
-    assert str(Setup("plain", threads=2)) == "plain, 2 threads"
+    assert str(Setup(threads=2)) == "plain, 2 threads"
     assert space.way("serial runs/best") == ("serial", DrafterFacts("runs/best", 8))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from d3d.errors import InvalidRequest
-from d3d.lab.tune.traffic import append_line, ids_sha256, is_traffic, read_traffic
+from d3d.lab.tune.traffic import ids_sha256, is_traffic, read_traffic, traffic_journal
 from support.command import Outcome, d3d
 
 
@@ -136,7 +136,7 @@ def test_a_file_that_can_not_be_written_costs_a_warning_and_no_answer(
     def full(*_: object) -> int:
         raise OSError("no space left")
 
-    monkeypatch.setattr("d3d.lab.tune.traffic.os.write", full)
+    monkeypatch.setattr("d3d.files.os.write", full)
     outcome = generate("--record", tmp_path / "traffic.jsonl")
     assert outcome.code == 0
     assert outcome.record["usage"]["completion_tokens"] > 0
@@ -147,7 +147,7 @@ def test_a_file_that_can_not_be_written_costs_a_warning_and_no_answer(
 def test_impossible_places_are_refused_before_the_model_is_loaded(
     generate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d3d.api.open_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("d3d.loader.open_model", lambda *_, **__: pytest.fail("loaded"))
     assert generate("--record", tmp_path).is_refusal("--record", "directory")
     assert generate("--record", tmp_path / "no" / "such.jsonl").is_refusal("--record", "directory")
     assert generate("--record-text").is_refusal("--record-text", "--record")
@@ -155,10 +155,8 @@ def test_impossible_places_are_refused_before_the_model_is_loaded(
 
 def write_many(path: Path, name: str) -> None:
     for number in range(200):
-        append_line(
-            path,
-            json.dumps({"writer": name, "number": number, "padding": "x" * (number % 97) * 31}),
-        )
+        row = {"writer": name, "number": number, "padding": "x" * (number % 97) * 31}
+        traffic_journal(path).append(json.dumps(row))
 
 
 def test_writers_do_not_tear_each_others_lines(tmp_path: Path) -> None:

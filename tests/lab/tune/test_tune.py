@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.preset_file import PresetFile, read_preset, write_preset
+from d3d.hub.presets import PresetFile, read_preset, write_preset
 from d3d.lab.tune.confirm import Confirmation, finalists, with_plain
-from d3d.lab.tune.measure import Measured
+from d3d.lab.tune.measure import CaseResult
 from d3d.lab.tune.prompts import grouped, split
 from d3d.lab.tune.search import Trial
-from d3d.lab.tune.setups import OWN, ModeOptions, Setup
+from d3d.lab.tune.setups import OWN, Setup
 from d3d.lab.tune.tune import PRESET, open_models, placements, space_of
+from d3d.methods.serial.config import SerialConfig
 from d3d.model.int8 import quantizations
 from support.command import Outcome, d3d
 from support.tiny_model import write_tiny_drafter
@@ -52,7 +53,8 @@ def quiet(_done: int, _text: str) -> None:
 
 
 def serial(length: int, confidence: float | None = None, threads: int | None = 2) -> Setup:
-    return Setup("serial", OWN, threads, ModeOptions(length, 1, draft_confidence=confidence))
+    config = SerialConfig(draft_length=length, num_denoise_steps=1, draft_confidence=confidence)
+    return Setup(config, OWN, threads)
 
 
 def test_finalists_are_the_best_with_both_kinds_of_draft_length_and_the_default() -> None:
@@ -117,7 +119,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_other_ids_than_plains_are_counted(tmp_path: Path) -> None:
     class Rounding(Formula):
-        def __call__(self, setup: Setup, case: int) -> Measured:
+        def __call__(self, setup: Setup, case: int) -> CaseResult:
             measured = super().__call__(setup, case)
             return (
                 measured._replace(answers_sha256="other")
@@ -132,7 +134,7 @@ def test_other_ids_than_plains_are_counted(tmp_path: Path) -> None:
 
 def test_answers_of_one_token_are_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="one token"):
-        confirmation(tmp_path).run(lambda setup, case: Measured(0.0, 0), quiet, lambda: False)
+        confirmation(tmp_path).run(lambda setup, case: CaseResult(0.0, 0), quiet, lambda: False)
 
 
 @pytest.mark.parametrize(("count", "search"), [(1, 1), (3, 3), (4, 2), (12, 4), (24, 8)])
@@ -309,7 +311,7 @@ def test_what_a_preset_file_says_of_threads_is_left_out(
     }
     write_preset(tmp_path / "old.yaml", PresetFile(**fields))
     (model,) = open_models(str(tmp_path / "old.yaml"), [], device="cpu", dtype="auto").values()
-    assert model.choices is None
+    assert model.preset is None
     assert torch.get_num_threads() == before
 
 
@@ -334,7 +336,7 @@ def test_drafters_share_the_target(tiny_target: Path, tiny_drafter: Path, tmp_pa
         str(tiny_target), [str(tiny_drafter), str(shallow)], device="cpu", dtype="float32"
     )
     one, other = models.values()
-    assert one.engine is other.engine
+    assert one.parts.target is other.parts.target
     assert one.drafter_fingerprint != other.drafter_fingerprint
     space = space_of(models, ("serial", "fused", "async"), (1,))
     assert [facts[1:] for facts in space.drafters] == [(6, 5), (3, 0)], (
@@ -393,7 +395,7 @@ def test_what_can_not_be_tuned_is_refused(
     assert tune("--mode", "plain").is_refusal("plain", "serial, fused, async")
     assert tune("--concurrency", 9).is_refusal("concurrency", "9")
     assert tune(source=tmp_path / "nothing.jsonl").code == 2
-    assert tune("--model", "smollm2-135m").is_refusal("--model and --target")
+    assert tune("--model", "smollm2-135m").is_refusal("--model", "--target")
     assert d3d("tune", prompts, tmp_path / "tuned", "--model", "nonsense").is_refusal("nonsense")
     tune("--trials", 1, "--mode", "serial")
     assert tune("--trials", 1, "--mode", "serial", "--seed", 5).is_refusal("another directory")

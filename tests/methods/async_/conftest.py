@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.target.native import NativeTarget
+from support.tiny import tiny_transformer
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from d3d.engine.clock import RENEWED_S, EventClock, PassClock, ProcessorClock, Stopwatch
+from d3d.engine.drafter import Draft
 from d3d.engine.metrics import overlap
 from d3d.errors import Disconnected, InvalidRequest
-from d3d.methods.async_.messages import Draft, Drafted, Failed, Open, Ready
+from d3d.methods.async_.messages import Drafted, Failed, Open, Ready
 from d3d.methods.async_.placement import check_placement, default_placement, other_device
 from d3d.methods.async_.workers import ThreadWorker
 from d3d.target.native import NativeTarget

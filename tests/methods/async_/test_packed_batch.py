@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from d3d.engine.drafter import Draft
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 from d3d.methods.async_.preparer import DraftTask, PrepareTask
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.transformer import Transformer
 from support.drafters import every_kind, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 Asked = tuple[list[int], list[int], list[Outcome], int]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.outcomes import Doubt, Outcome
 from d3d.methods.async_.packed_layout import PackedRows, packed_rows
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
@@ -18,6 +17,7 @@ from d3d.model.layout import MASKED
 from d3d.model.masks.dense import elementwise
 from d3d.model.masks.rules import packed_rules, union
 from support.drafters import block_logits, every_kind, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 DRAFT = [7, 50, 3, 88]

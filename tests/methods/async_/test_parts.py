@@ -11,7 +11,6 @@ from d3d.engine.drafter import Draft
 from d3d.errors import InvalidRequest
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import (
-    Draft,
     Drafted,
     Failed,
     Forget,

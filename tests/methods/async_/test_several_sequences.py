@@ -12,7 +12,6 @@ from torch import Tensor
 from d3d.engine.drafter import Draft
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import (
-    Draft,
     Drafted,
     Failed,
     Forget,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from d3d.engine.drafter import Drafter
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.auto.chooser import PLAIN, ModeTimes
 from d3d.methods.auto.drafter import AutoDrafter
 from d3d.methods.fused.engine import FusedEngine
@@ -19,6 +18,7 @@ from d3d.target.native import NativeTarget
 from support.doubles import Double, always_wrong, failing, faulty, oracle, wrong_at
 from support.drafters import text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 VOCAB = 97
 

@@ -10,7 +10,6 @@ import pytest
 from d3d.engine.drafter import Drafter
 from d3d.engine.request import Request
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.base import Parts
 from d3d.methods.draft_model.config import DraftModelConfig
 from d3d.methods.draft_model.drafter import DraftModelDrafter, autoregressive_head
@@ -18,6 +17,7 @@ from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
 from support.drafters import grow, request, text, tiny_drafter
 from support.runs import PROMPT, make, run, run_all
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny, write_tiny_target
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from d3d.errors import InvalidRequest
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.fused.engine import LONGEST_COPY, FusedEngine
 from d3d.methods.fused.plan import NEXT_ROUND, RowPlan, plan_rows
 from d3d.methods.fused.rows import BUDGETS, best_rows, expected_tokens
@@ -24,6 +23,7 @@ from d3d.train.corpus import Sample
 from d3d.train.trainer import Trainer
 from support.drafters import block_logits, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 KINDS: list[Kind] = [

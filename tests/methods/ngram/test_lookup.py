@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.ngram.drafter import NgramDrafter
 from d3d.methods.ngram.lookup import LONGEST_RUN, PromptLookup
 from d3d.target.native import NativeTarget
 from support.drafters import grow, request
 from support.runs import PROMPT, make, run, run_all
+from support.tiny import tiny_transformer
 
 
 def proposed(token_ids: list[int], length: int = 4, **options: int) -> tuple[int, ...]:
@@ -99,9 +99,7 @@ def test_answers_are_the_plain_ones_and_some_drafts_are_kept() -> None:
     looked_up = run(engine, NgramDrafter(6), prompt, max_tokens=40)
     assert looked_up.ids == plain.ids
     assert sum(stats.num_accepted for stats in looked_up.rounds) > 0
-    batch = run_all(
-        engine, NgramDrafter(6), [make(engine, prompt, max_tokens=n) for n in (5, 30)]
-    )
+    batch = run_all(engine, NgramDrafter(6), [make(engine, prompt, max_tokens=n) for n in (5, 30)])
     assert [one.ids for one in batch] == [plain.ids[:5], plain.ids[:30]]
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from d3d.engine.drafter import Draft, Target
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.target.native import NativeTarget
 from support.drafters import every_kind, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.denoise import reveal
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.choice import best_of
 from d3d.model.drafter import DrafterModel
 from d3d.model.layout import MASKED
 from support.drafters import block_logits, every_kind, reference_draft, text, tiny_drafter
+from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from d3d.engine.drafter import Draft
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import Alignment, DeltaConfig, DrafterConfig
 from d3d.model.from_target import from_target
 from d3d.target.native import NativeTarget
 from support.doubles import noisy
 from support.runs import PROMPT, SAMPLING, Run, make, run, run_all
+from support.tiny import tiny_transformer
 
 PROMPTS = ([5, 17, 80, 3, 41], [60], [9] * 33, [4, 8, 15, 16, 23, 42])
 WAYS = ("greedy", "temperature", "greedy penalties", "top_p")

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from d3d.engine.drafter import Draft
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter, confident_prefix
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
 from support.drafters import block_logits, every_kind, reference_draft, text, tiny_drafter
 from support.runs import SAMPLING, make, run_all
+from support.tiny import tiny_transformer
 
 BLOCK = Draft((5, 6, 7), confidences=(0.5, 0.8, 0.1))
 

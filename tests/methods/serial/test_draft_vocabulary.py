@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.hub.checkpoint import DRAFT_IDS, load_drafter, save_drafter
-from d3d.hub.tiny import tiny_transformer
+from d3d.hub.checkpoint import DRAFT_IDS, save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.serial.drafter import BlockDrafter
@@ -20,10 +20,11 @@ from d3d.model.linear import pack_weights
 from d3d.target.native import NativeTarget
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
-from d3d.train.evaluate import predict_blocks
+from d3d.train.replay import predict_blocks
 from d3d.train.run import TrainingRun, frequent_tokens
 from support.drafters import block_logits, text, tiny_drafter
 from support.runs import make, run_all
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny, random_drafter, write_tiny_target
 
 IDS = torch.arange(3, 90, 4)

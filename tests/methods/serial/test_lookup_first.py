@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from d3d.engine.drafter import Draft, Target
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.target.native import NativeTarget
 from support.drafters import text, tiny_drafter
 from support.runs import PROMPT, SAMPLING, make, run_all
+from support.tiny import tiny_transformer
 
 
 class Nines:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from drafting.test_lookup_first import Nines
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.target.native import NativeTarget
 from support.drafters import text, tiny_drafter
 from support.runs import SAMPLING, make, run_all
+from support.tiny import tiny_transformer
 
 
 def rounds_of(

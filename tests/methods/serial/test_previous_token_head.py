@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from d3d.engine.sampling import SamplingParams
-from d3d.hub.checkpoint import load_drafter, save_drafter
-from d3d.hub.tiny import tiny_transformer
+from d3d.hub.checkpoint import save_drafter
+from d3d.hub.open_drafter import load_drafter
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import pack_weights
+from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny
 
 TEXT = [3, 14, 15, 9, 26]

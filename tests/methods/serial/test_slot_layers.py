@@ -9,7 +9,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.serial.drafter import BlockDrafter
@@ -19,6 +18,7 @@ from d3d.target.native import NativeTarget
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
 from support.drafters import block_logits, reference_draft, text, tiny_drafter
 from support.runs import make, run_all
+from support.tiny import tiny_transformer
 
 KINDS = {
     f"{'anchor-slot' if anchor_slot else 'clean-anchor'}-{''.join(map(str, layers))}": {

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-from d3d.hub.tiny import tiny_transformer
 from d3d.model.attention import attend
 from d3d.model.kv_cache import PassThrough
 from d3d.model.masks.dense import causal, dense, elementwise
 from d3d.model.masks.flex import mask_mod
 from d3d.model.masks.rules import CLEAN, NOWHERE, BlockAttention, Rows, Rule, block_rules, union
+from support.tiny import tiny_transformer
 
 BOTH = pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 SEEDS = pytest.mark.parametrize("seed", range(6))

@@ -1,5 +1,4 @@
-"""What every method is given and gives back, whoever it is: our own modes, baselines behind our
-loop, and other programs."""
+"""Questions and answers as all methods share them: our own, and other programs."""
 
 from __future__ import annotations
 
@@ -9,27 +8,53 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from d3d.core.types import RoundStats
+from d3d.engine.round import Round
+
+PLAIN = "plain"
+"""The method that all others are compared with."""
 
 
 class Setting(BaseModel):
-    """How an answer was asked for; the same for all methods that are compared."""
+    """How an answer was requested; the same for all methods that are compared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int = Field(ge=1)
     batch: int = Field(default=1, ge=1)
     draft_length: int | None = None
-    """None for methods that draft nothing."""
+    """None for methods that don't draft."""
+
+    @property
+    def plain(self) -> Setting:
+        """The setting of the plain answer to compare with."""
+        return Setting(max_tokens=self.max_tokens, batch=self.batch)
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen; one choice for a whole run."""
+    """How tokens are chosen; the same for a whole run."""
 
     temperature: float = 0.0
     seed: int = 0
-    """Noise of sampled answers, and which prompts are drawn."""
+    """Draws the prompts, and the noise of sampled answers."""
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Options of methods beyond target and drafter."""
+
+    draft_model: str | None = None
+    """Causal model that drafts for `draft_model`, and for `transformers_assistant` if `assistant`
+    is None."""
+    server_url: str | None = None
+    server_model: str | None = None
+    server_key: str | None = None
+    gguf: str | None = None
+    """File for llama.cpp; default: the target's own, if it is a GGUF file or a preset."""
+    device: str = "auto"
+    dtype: str = "auto"
+    assistant: str | None = None
+    """Causal model that drafts for `transformers_assistant`."""
 
 
 class Question(NamedTuple):
@@ -40,47 +65,46 @@ class Question(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Tokens that the reader was given together, and when, in seconds from the request."""
+    """Tokens that reached the reader together, `at_s` seconds after the request."""
 
     at_s: float
     num_tokens: int
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One answer, as it was delivered."""
+class TimedAnswer:
+    """An answer and the times of its deliveries."""
 
     text: str
     token_ids: tuple[int, ...] | None
-    """None where a peer tells its text only."""
+    """None if a peer reports text only."""
     num_tokens: int
     finish_reason: str
     deliveries: tuple[Delivery, ...]
-    rounds: tuple[RoundStats, ...] | None = None
-    """None for methods without rounds of ours."""
+    rounds: tuple[Round, ...] | None = None
+    """None for methods that run no rounds of ours."""
     wall_s: float = 0.0
-    """Seconds from the request until all answers of its batch were done."""
+    """Seconds from the request until the last answer of its batch was done."""
     warnings: tuple[str, ...] = ()
     modelled: bool = False
-    """Whether its times were modelled instead of measured."""
+    """Whether its times are modelled, not measured."""
 
 
 class Peer(Protocol):
-    """Another program, through its public interface. It answers greedily, one question at a
-    time."""
+    """Another program, through its public interface: greedy, one question at a time."""
 
-    def answer(self, question: Question, setting: Setting) -> Answer: ...
+    def answer(self, question: Question, setting: Setting) -> TimedAnswer: ...
 
     def describe(self) -> dict[str, Any]:
-        """What it is: versions, files, threads; for the provenance."""
+        """Versions, files and threads, for the provenance."""
         ...
 
     def close(self) -> None: ...
 
 
 @dataclass
-class Stopwatch:
-    """Notes deliveries from the moment at which it is made."""
+class DeliveryTimer:
+    """Records deliveries; its clock starts when it is created."""
 
     _started: float = field(default_factory=time.perf_counter)
     _deliveries: list[Delivery] = field(default_factory=list)

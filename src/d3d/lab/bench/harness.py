@@ -1,10 +1,8 @@
-"""Run methods over sets: every method answers a prompt before the next prompt's turn comes, and
-every answer is one row.
+"""Runs methods over sets. Each method answers a prompt before the next prompt begins.
 
-Plain comes first at each prompt, since the others are compared with its answer, and since a
-conversation's next turn goes on from it; the others follow in an order that moves on by one with
-every prompt. So what changes on the machine meanwhile (heat, other programs) meets all of them.
-Each method warms up before it is measured."""
+Plain answers each prompt first: the others are compared with its answer, and a conversation goes on
+from it. The order of the others rotates from prompt to prompt, so a machine that changes meanwhile
+(heat, other programs) affects all alike. Each method warms up before it is measured."""
 
 from __future__ import annotations
 
@@ -19,47 +17,47 @@ import torch
 from d3d.api import Model
 from d3d.errors import InvalidRequest
 from d3d.files import alone_in
-from d3d.lab.bench import provenance
-from d3d.lab.bench.answers import Question, Sampling, Setting
-from d3d.lab.bench.identity import identity
-from d3d.lab.bench.methods import PLAIN, Method, settings_for
-from d3d.lab.bench.prompt_sets import Prompt, PromptSet
-from d3d.lab.bench.recording import Measured, make_row
-from d3d.lab.bench.rows import ROWS_FILE, Row, RowWriter, read_rows, row_key
+from d3d.lab.bench import results
+from d3d.lab.bench.answers import PLAIN, Question, Sampling, Setting, TimedAnswer
+from d3d.lab.bench.lossless import identity
+from d3d.lab.bench.methods import Method, settings_for
+from d3d.lab.bench.own import sampling_params
+from d3d.lab.bench.prompt_sets import BenchPrompt, PromptSet
+from d3d.lab.bench.rows import ROWS_FILE, Row, RowKey, answer_fields, append_rows, read_rows
+from d3d.lab.bench.scorers import score
 from d3d.machine import PeakMemory, processor
 
 WARM_UP_TOKENS = 8
 WARM_UP = "Count from one to ten."
-"""No set's prompt: a server that remembers prompts shall not have met the first one."""
+"""In no set: a server with a prompt cache must not know the first measured prompt."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a run asks, of whom, and how."""
+class BenchPlan:
+    """Sets and settings of a run."""
 
     directory: Path
     sets: tuple[PromptSet, ...]
     max_tokens: tuple[int, ...] = (128,)
     batches: tuple[int, ...] = (1,)
     draft_lengths: tuple[int, ...] = ()
-    """Empty: each method's own default."""
+    """Empty: each method's default."""
     sampling: Sampling = field(default_factory=Sampling)
     thinking: bool | None = None
     run_code: bool = False
     """Score answers of HumanEval and MBPP by running them."""
 
 
-class Part(NamedTuple):
-    """Prompts that are answered together, one turn of them, at one answer length."""
+class TurnBatch(NamedTuple):
+    """One turn of prompts that are answered together."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[BenchPrompt, ...]
     turn: int
-    max_tokens: int
-    batch: int
+    plain: Setting
 
 
-class Cell(NamedTuple):
-    """One method, asked in one way."""
+class MethodSetting(NamedTuple):
+    """A method at one of its settings."""
 
     method: Method
     setting: Setting
@@ -68,155 +66,138 @@ class Cell(NamedTuple):
 class Benchmark:
     """A run, new or resumed."""
 
-    def __init__(self, plan: Plan, model: Model, methods: Sequence[Method]) -> None:
-        """Raises InvalidRequest for a method that none of the settings fits, and a draft length
+    def __init__(self, plan: BenchPlan, model: Model, methods: Sequence[Method]) -> None:
+        """Raises InvalidRequest for a method that fits none of the settings, and for a draft length
         that is too long."""
         self._plan = plan
         self._model = model
         self._methods = list(methods)
-        self._warm: set[tuple[Cell, int]] = set()
+        self._warm: set[tuple[MethodSetting, int]] = set()
         if self._methods[0].name != PLAIN:
             raise ValueError("plain must come first: the others are compared with it")
         for method in self._methods:
-            if not any(self._settings(method, *pair) for pair in self._shapes()):
+            if not any(self._settings(method, plain) for plain in self._plain_settings()):
                 raise InvalidRequest(
-                    f"method {method.name}: it answers one prompt at a time; add --batch 1, or leave it out"
+                    f"method {method.name}: it answers one prompt at a time; "
+                    "add --batch 1, or leave it out"
                 )
 
-    def _shapes(self) -> Iterator[tuple[int, int]]:
-        yield from itertools.product(self._plan.max_tokens, self._plan.batches)
+    def _plain_settings(self) -> Iterator[Setting]:
+        for max_tokens, batch in itertools.product(self._plan.max_tokens, self._plan.batches):
+            yield Setting(max_tokens=max_tokens, batch=batch)
 
-    def _settings(self, method: Method, max_tokens: int, batch: int) -> list[Setting]:
-        return settings_for(method, max_tokens, batch, self._plan.draft_lengths)
+    def _settings(self, method: Method, plain: Setting) -> list[Setting]:
+        return settings_for(method, plain.max_tokens, plain.batch, self._plan.draft_lengths)
 
     @property
     def total(self) -> int:
-        """Answers that the whole run has."""
-        return sum(len(part.prompts) * len(self._cells(part)) for part in self._parts())
+        """Answers of the whole run."""
+        return sum(len(part.prompts) * len(self._rotated(part, 0)) for part in self._turns())
 
     def run(self, show: Callable[[int, str], None]) -> list[Row]:
-        """Answer what has not been answered yet; `show` is told answers and what is done. Returns
-        all rows of the run.
+        """Measure missing answers and return all rows; `show` takes the number of answers and the
+        last set and method.
 
-        Raises InvalidRequest where another process is at work in the directory, or the directory
-        holds another run."""
-        directory = self._plan.directory
-        with alone_in(directory, "benchmark"):
-            return self._run(directory, show)
+        Raises InvalidRequest if another process works in the directory, or it holds a different
+        run."""
+        with alone_in(self._plan.directory, "benchmark"):
+            return self._run(self._plan.directory / ROWS_FILE, show)
 
-    def _run(self, directory: Path, show: Callable[[int, str], None]) -> list[Row]:
-        provenance.begin(
-            directory,
-            self._fixed(),
-            self._about_sets(),
-            {method.name: method.describe() for method in self._methods},
-        )
-        writer = RowWriter(directory / ROWS_FILE)
-        rows = {row.key: row for row in read_rows(directory / ROWS_FILE)}
+    def _run(self, file: Path, show: Callable[[int, str], None]) -> list[Row]:
+        about = {method.name: method.describe() for method in self._methods}
+        results.begin(self._plan.directory, self._fixed(), self._about_sets(), about)
+        rows = {row.key: row for row in read_rows(file)}
         done = 0
-        for number, part in enumerate(self._parts()):
-            for cell in _rotated(self._cells(part), number):
-                keys = [
-                    row_key(cell.method.name, cell.setting, p.set_name, p.prompt_id, part.turn)
-                    for p in part.prompts
-                ]
-                if any(key not in rows for key in keys):
-                    new = [row for row in self._measure(cell, part, rows) if row.key not in rows]
-                    writer.append(new)
+        for number, part in enumerate(self._turns()):
+            for chosen in self._rotated(part, number):
+                name, setting = chosen.method.name, chosen.setting
+                if any(
+                    _key(name, setting, prompt, part.turn) not in rows for prompt in part.prompts
+                ):
+                    new = [row for row in self._measure(chosen, part, rows) if row.key not in rows]
+                    append_rows(file, new)
                     rows |= {row.key: row for row in new}
                 done += len(part.prompts)
-                show(done, f"{part.prompts[0].set_name}, {cell.method.name}")
+                show(done, f"{part.prompts[0].set_name}, {name}")
         return list(rows.values())
 
-    def _parts(self) -> Iterator[Part]:
-        for (max_tokens, batch), prompt_set in itertools.product(self._shapes(), self._plan.sets):
-            for start in range(0, len(prompt_set.prompts), batch):
-                group = prompt_set.prompts[start : start + batch]
+    def _turns(self) -> Iterator[TurnBatch]:
+        for plain, prompt_set in itertools.product(self._plain_settings(), self._plan.sets):
+            for start in range(0, len(prompt_set.prompts), plain.batch):
+                group = prompt_set.prompts[start : start + plain.batch]
                 for turn in range(max(prompt.num_turns for prompt in group)):
-                    yield Part(
-                        tuple(prompt for prompt in group if turn < prompt.num_turns),
-                        turn,
-                        max_tokens,
-                        batch,
-                    )
+                    asked = tuple(prompt for prompt in group if turn < prompt.num_turns)
+                    yield TurnBatch(asked, turn, plain)
 
-    def _cells(self, part: Part) -> list[Cell]:
-        return [
-            Cell(method, setting)
+    def _rotated(self, part: TurnBatch, by: int) -> list[MethodSetting]:
+        """Plain first, the others rotated."""
+        first, *rest = [
+            MethodSetting(method, setting)
             for method in self._methods
-            for setting in self._settings(method, part.max_tokens, part.batch)
+            for setting in self._settings(method, part.plain)
         ]
+        shift = by % len(rest) if rest else 0
+        return [first, *rest[shift:], *rest[:shift]]
 
-    def _measure(self, cell: Cell, part: Part, rows: dict[tuple[Any, ...], Row]) -> list[Row]:
-        plain = Setting(max_tokens=part.max_tokens, batch=part.batch)
-        turns = [
-            [
-                rows[row_key(PLAIN, plain, prompt.set_name, prompt.prompt_id, turn)]
-                for turn in range(part.turn)
-            ]
+    def _measure(
+        self, chosen: MethodSetting, part: TurnBatch, rows: dict[RowKey, Row]
+    ) -> list[Row]:
+        said = [
+            [rows[_key(PLAIN, part.plain, prompt, turn)].text for turn in range(part.turn)]
             for prompt in part.prompts
         ]
         questions = [
-            self._question(prompt, [row.text for row in said])
-            for prompt, said in zip(part.prompts, turns, strict=True)
+            self._question(prompt.conversation(answers))
+            for prompt, answers in zip(part.prompts, said, strict=True)
         ]
-        self._warm_up(cell, len(questions))
+        self._warm_up(chosen, len(questions))
         memory = PeakMemory(self._model.target.device)
-        answers = cell.method.answer(questions, cell.setting)
+        answers = chosen.method.answer(questions, chosen.setting)
         peak = memory.bytes()
-        measured = [
-            Measured(
-                cell.method.name,
-                cell.setting,
-                prompt,
-                part.turn,
-                question,
-                answer,
-                peak,
-                len(questions),
-            )
-            for prompt, question, answer in zip(part.prompts, questions, answers, strict=True)
-        ]
-        return [self._row(one, rows) for one in measured]
+        found = []
+        for prompt, question, answer in zip(part.prompts, questions, answers, strict=True):
+            key = _key(chosen.method.name, chosen.setting, prompt, part.turn)
+            plain = rows.get(_key(PLAIN, part.plain, prompt, part.turn))
+            found.append(self._row(key, prompt, question, answer, plain, peak, len(questions)))
+        return found
 
-    def _row(self, measured: Measured, rows: dict[tuple[Any, ...], Row]) -> Row:
-        compared = None
-        if measured.method != PLAIN:
-            setting = Setting(max_tokens=measured.setting.max_tokens, batch=measured.setting.batch)
-            plain = rows[
-                row_key(
-                    PLAIN,
-                    setting,
-                    measured.prompt.set_name,
-                    measured.prompt.prompt_id,
-                    measured.turn,
-                )
-            ]
-            compared = identity(
-                self._model,
-                measured.question,
-                measured.answer,
-                plain,
-                measured.setting,
-                self._plan.sampling,
-            )
-        return make_row(measured, compared, run_code=self._plan.run_code)
+    def _row(
+        self,
+        key: RowKey,
+        prompt: BenchPrompt,
+        question: Question,
+        answer: TimedAnswer,
+        plain: Row | None,
+        peak: int,
+        batch_size: int,
+    ) -> Row:
+        compared = right = None
+        if key.method != PLAIN and plain is not None:
+            params = sampling_params(key.setting, self._plan.sampling)
+            compared = identity(self._model, question, answer, plain, params)
+        if key.turn == prompt.num_turns - 1:  # the reference belongs to the last turn
+            right = score(answer.text, prompt.reference, run_code=self._plan.run_code)
+        return Row(
+            **key._asdict(),
+            prompt_tokens=len(question.token_ids),
+            identity=compared,
+            peak_memory_bytes=peak,
+            score=right,
+            **answer_fields(answer, batch_size),
+        )
 
-    def _question(self, prompt: Prompt, said: list[str]) -> Question:
-        messages = prompt.conversation(said)
+    def _question(self, messages: list[dict[str, str]]) -> Question:
         return Question(self._model.encode(messages, thinking=self._plan.thinking), messages)
 
-    def _warm_up(self, cell: Cell, batch_size: int) -> None:
-        """Not measured: the first passes of a process, or of another width, are slower."""
-        if (cell, batch_size) in self._warm:
+    def _warm_up(self, chosen: MethodSetting, batch_size: int) -> None:
+        """Not measured: the first passes of a process, or of a new width, are slower."""
+        if (chosen, batch_size) in self._warm:
             return
-        messages = [{"role": "user", "content": WARM_UP}]
-        question = Question(self._model.encode(messages, thinking=self._plan.thinking), messages)
-        tokens = min(WARM_UP_TOKENS, cell.setting.max_tokens)
-        cell.method.answer(
-            [question] * batch_size, cell.setting.model_copy(update={"max_tokens": tokens})
-        )
-        self._warm.add((cell, batch_size))
+        question = self._question([{"role": "user", "content": WARM_UP}])
+        tokens = min(WARM_UP_TOKENS, chosen.setting.max_tokens)
+        short = chosen.setting.model_copy(update={"max_tokens": tokens})
+        chosen.method.answer([question] * batch_size, short)
+        self._warm.add((chosen, batch_size))
 
     def _fixed(self) -> dict[str, Any]:
         target, sampling = self._model.target, self._plan.sampling
@@ -237,19 +218,15 @@ class Benchmark:
 
     def _about_sets(self) -> dict[str, dict[str, Any]]:
         return {
-            one.name: {
-                "title": one.title,
-                "sha256": one.sha256,
-                "available": one.available,
-                "asked": len(one.prompts),
+            prompt_set.name: {
+                "title": prompt_set.title,
+                "sha256": prompt_set.sha256,
+                "available": prompt_set.available,
+                "asked": len(prompt_set.prompts),
             }
-            for one in self._plan.sets
+            for prompt_set in self._plan.sets
         }
 
 
-def _rotated(cells: list[Cell], by: int) -> list[Cell]:
-    """Plain first, the others in turn."""
-    first = [cell for cell in cells if cell.method.name == PLAIN]
-    rest = [cell for cell in cells if cell.method.name != PLAIN]
-    shift = by % len(rest) if rest else 0
-    return first + rest[shift:] + rest[:shift]
+def _key(method: str, setting: Setting, prompt: BenchPrompt, turn: int) -> RowKey:
+    return RowKey(method, setting, prompt.set_name, prompt.prompt_id, turn)

@@ -1,93 +1,106 @@
-"""Are two answers of one target the same? And if not, could rounding alone have made the
-difference?
+"""Compares two answers of one target, and tells a near-tie that rounding decided from a bug.
 
-A pass over one row and a pass over many run through different kernels, so logits that are equal on
-paper differ in their last digits. Where two tokens are nearer to each other than that, either may
-be chosen; everywhere else a difference is a mistake."""
+A pass over one row and a pass over many run through different kernels, so logits that are equal in
+exact arithmetic differ in their last digits. If two tokens are closer than that, either may be
+chosen; any other difference is a bug."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from d3d.acceptance.sampling import choice_gap
-from d3d.core.protocols import TargetEngine
-from d3d.core.types import SamplingParams
-from d3d.decoding.request import new_request
+from d3d.engine.drafter import Target
+from d3d.engine.params import SamplingParams
+from d3d.engine.request import Request, new_request
+from d3d.engine.sampling import LogitRows, TokenCounts, choice_gap
+from d3d.lab.bench.answers import Question, TimedAnswer
+from d3d.lab.bench.rows import Identity, Row
+
+if TYPE_CHECKING:
+    from d3d.api import Model
 
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 
 
 class Divergence(NamedTuple):
-    """The first place where two answers differ."""
+    """The first difference between two answers."""
 
     position: int
     """Index in the answer, from 0."""
     gap: float
-    """How far the target's choice was from falling on the one token or the other, see `choice_gap`;
-    infinite where one answer ends and the other goes on, since equal tokens end alike."""
+    """How far the target's choice was from either token, see `choice_gap`; infinite if one answer
+    ends and the other goes on, since equal tokens end alike."""
     is_rounding: bool
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Gap up to which rounding may decide, for a target that computes in `dtype`: 1e-4 in float32,
-    else four units in the last place of a number just above 1, for logits are rounded to one of
-    them and the layers before them have been too. Raises ValueError for other than float32,
-    bfloat16 and float16."""
+    """Largest gap that rounding may decide, for a target that computes in `dtype`: 1e-4 in float32,
+    else four units in the last place of a number just above 1, since the logits and the layers
+    before them are rounded. Raises ValueError unless float32, bfloat16 or float16."""
     if dtype not in _TOLERANCES:
-        raise ValueError(
-            f"no tolerance is known for {dtype}; use one of {', '.join(map(str, _TOLERANCES))}"
-        )
+        known = ", ".join(map(str, _TOLERANCES))
+        raise ValueError(f"no tolerance is known for {dtype}; use one of {known}")
     return _TOLERANCES[dtype]
 
 
 def compare(
-    target: TargetEngine,
+    target: Target,
     prompt_ids: list[int],
-    answers: tuple[ListLike[int], ListLike[int]],
+    answers: tuple[Sequence[int], Sequence[int]],
     params: SamplingParams,
     *,
     eos_token_ids: frozenset[int] = frozenset(),
     largest_rounding: float = _TOLERANCES[torch.float32],
 ) -> Divergence | None:
-    """None if the ids of both answers are equal, else where they part.
+    """The first difference between the ids of two answers; None if they are equal.
 
-    The gap comes from one plain pass of `target` over the prompt and what the answers share.
-    `largest_rounding`: see `tolerance`. Raises ValueError where `params` samples without a seed,
+    The gap comes from one plain pass of `target` over the prompt and the common prefix.
+    `largest_rounding`: see `tolerance`. Raises ValueError if `params` samples without a seed,
     InvalidRequest as `new_request` does."""
     if not params.greedy and params.seed is None:
         raise ValueError(
-            "answers that were sampled without a seed can't be compared: give params the seed that made them"
+            "answers that were sampled without a seed can't be compared: "
+            "give params the seed that made them"
         )
-    one, other = list(answers[0]), list(answers[1])
-    if one == other:
+    first, second = list(answers[0]), list(answers[1])
+    position = first_difference(first, second)
+    if position is None:
         return None
-    shared = min(len(one), len(other))
-    position = next((index for index in range(shared) if one[index] != other[index]), shared)
-    if position == shared:
+    if position == min(len(first), len(second)):
         return Divergence(position, math.inf, False)
-    session = target.open(1, len(prompt_ids) + position)
-    (logits,) = session.forward([prompt_ids + one[:position]], last_only=True)
+    # a request whose answer is the common prefix: its next choice is the one in question
     request = new_request(
         target,
-        prompt_ids,
+        prompt_ids + first[:position],
         params.model_copy(update={"stop": ()}),
         eos_token_ids=eos_token_ids,
-        device=logits.device,
     )
-    request.sequence.commit(one[:position])
+    (rows,) = read_through(target, request)
+    request.prompt_length = len(prompt_ids)
+    if params.uses_counts:
+        request.counts = TokenCounts(prompt_ids, target.vocab_size, rows.device)
+        request.counts.add(first[:position])
     gap = max(
-        choice_gap(logits, request.sequence, eos_token_ids, token_id)
-        for token_id in (one[position], other[position])
+        choice_gap(rows.logits(), request, token_id)
+        for token_id in (first[position], second[position])
     )
     return Divergence(position, gap, gap <= largest_rounding)
 
 
+def read_through(target: Target, request: Request) -> list[LogitRows]:
+    """The logits of a request's last token, from a plain pass; the target keeps nothing."""
+    try:
+        rows = target.prefill([request], len(request))
+    finally:
+        target.end(request)
+    return [row for row in rows if row is not None]
+
+
 def label(divergence: Divergence | None) -> str:
-    """`yes`, `no`, or `rounding (position N, gap G)`: the answer to "are the ids identical?"."""
+    """Answers "are the ids identical?": `yes`, `no`, or `rounding (position N, gap G)`."""
     if divergence is None:
         return "yes"
     if not divergence.is_rounding:
@@ -95,11 +108,45 @@ def label(divergence: Divergence | None) -> str:
     return f"rounding (position {divergence.position}, gap {divergence.gap:.1e})"
 
 
-def summarise(divergences: ListLike[Divergence | None]) -> str:
-    """The label of the worst of several comparisons: a real difference before a rounding before
-    none."""
-    found = sorted(
-        (divergence for divergence in divergences if divergence is not None),
-        key=lambda divergence: divergence.is_rounding,
+def summarise(divergences: Sequence[Divergence | None]) -> str:
+    """The label of the worst of several comparisons: a real difference, else a rounding."""
+    found = [divergence for divergence in divergences if divergence is not None]
+    return label(min(found, key=lambda divergence: divergence.is_rounding, default=None))
+
+
+def first_difference(first: Sequence[object], second: Sequence[object]) -> int | None:
+    """Index of the first difference between two texts or lists of ids, the shorter one's length if
+    it begins the other; None if they are equal."""
+    if first == second:
+        return None
+    shared = min(len(first), len(second))
+    return next((place for place in range(shared) if first[place] != second[place]), shared)
+
+
+def identity(
+    model: Model, question: Question, answer: TimedAnswer, plain: Row, params: SamplingParams
+) -> Identity:
+    """Compare an answer with the plain one: by ids, or by text if either has no ids."""
+    plain_tokens, ids = plain.completion_tokens, answer.token_ids
+    if ids is None or plain.token_ids is None:
+        position = first_difference(answer.text, plain.text)
+        return Identity(
+            identical=position is None, by="text", plain_tokens=plain_tokens, position=position
+        )
+    found = compare(
+        model.parts.target,
+        question.token_ids,
+        (plain.token_ids, ids),
+        params,
+        eos_token_ids=model.target.eos_token_ids,
+        largest_rounding=tolerance(model.target.dtype),
     )
-    return label(found[0] if found else None)
+    position, gap, is_rounding = found or (None, math.inf, False)
+    return Identity(
+        identical=found is None,
+        by="ids",
+        plain_tokens=plain_tokens,
+        position=position,
+        gap=gap if math.isfinite(gap) else None,
+        is_rounding=is_rounding,
+    )

@@ -1,11 +1,11 @@
-"""What the methods are asked: seven public sets with their usual templates, a small set of our own,
-and anybody's prompts.
+"""Prompt sets: seven public ones with their usual templates, a built-in one, and files of your
+own prompts.
 
-None of the public sets is in this package: they are read from files that you have, or from the hub.
-`mini` is self-written, of the same kinds, and comes along. Templates: GSM8K, MATH-500, HumanEval
-and MT-Bench as in DFlash's benchmark (z-lab/dflash, dflash/benchmark.py); MBPP as in its paper
-(Austin et al., arXiv 2108.07732), which shows the tests, since without them nobody can know the
-function's name; AIME and LiveCodeBench as their files have them."""
+The public sets are not in this package: they are read from your files, or from the hub. `mini` is
+self-written, with prompts of the same kinds. Templates: GSM8K, MATH-500, HumanEval and MT-Bench as
+in DFlash's benchmark (z-lab/dflash, dflash/benchmark.py); MBPP as in its paper (Austin et al.,
+arXiv 2108.07732), which shows the tests, since they name the function; AIME and LiveCodeBench as in
+their files."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest
-from d3d.train.conversations import read_conversation
-from d3d.train.formats import FORMATS, apply_format
-from d3d.train.prompt_rows import PromptRows, read_rows
+from d3d.train.evaluation_sets import FORMATS, apply_format
+from d3d.train.prompt_rows import PromptRows, read_conversation, read_rows
 
 Message = dict[str, str]
 MINI = "mini"
 MBPP_TEST = range(11, 511)
-MBPP_FORMAT = "You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n{tests}"
+MBPP_FORMAT = (
+    "You are an expert Python programmer, and here is your task: {text} "
+    "Your code should pass these tests:\n\n{tests}"
+)
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One thing to ask; `later` are the user's next turns, each asked once the turn before is
-    answered."""
+class BenchPrompt:
+    """A conversation to answer; `later` holds the user's further turns, each sent once the turn
+    before it is answered."""
 
     set_name: str
     prompt_id: str
     messages: tuple[Message, ...]
     later: tuple[str, ...] = ()
     reference: dict[str, Any] | None = None
-    """What `d3d.lab.bench.scorers` needs to score an answer; None where it can't be scored."""
+    """For `d3d.lab.bench.scorers`; None if answers can't be scored."""
 
     @property
     def num_turns(self) -> int:
         return 1 + len(self.later)
 
     def conversation(self, answers: Sequence[str]) -> list[Message]:
-        """Messages of the turn that follows these answers."""
+        """Messages up to the turn that follows these answers."""
         messages = list(self.messages)
         for answer, said in zip(answers, self.later, strict=False):
-            messages += [
-                {"role": "assistant", "content": answer},
-                {"role": "user", "content": said},
-            ]
+            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "user", "content": said})
         return messages
 
 
-class Asked(NamedTuple):
-    """What a set's reader makes of a row."""
+class SetRow(NamedTuple):
+    """A parsed row of a set's file."""
 
     prompt_id: str
     messages: list[Message]
@@ -63,87 +63,70 @@ class Asked(NamedTuple):
     reference: dict[str, Any] | None = None
 
 
-Reader = Callable[[dict[str, Any], int], "Asked | None"]
-"""(row, its place from 0) -> what it asks, or None where it is no part of the set."""
+SetReader = Callable[[dict[str, Any], int], SetRow | None]
+"""Parses (row, its index); None if the row is not part of the set."""
 
 
-def _user(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
+def _single(prompt_id: object, text: str, **reference: Any) -> SetRow:
+    """A prompt of one turn."""
+    return SetRow(str(prompt_id), [{"role": "user", "content": text}], (), reference)
 
 
-def _gsm8k(row: dict[str, Any], place: int) -> Asked:
-    reference = {"kind": "number", "answer": row["answer"].split("####")[-1].strip()}
-    return Asked(
-        str(place), _user(apply_format(FORMATS["boxed"], row["question"])), reference=reference
-    )
+def _gsm8k(row: dict[str, Any], place: int) -> SetRow:
+    answer = row["answer"].split("####")[-1].strip()
+    text = apply_format(FORMATS["boxed"], row["question"])
+    return _single(place, text, kind="number", answer=answer)
 
 
-def _math500(row: dict[str, Any], place: int) -> Asked:
-    reference = {"kind": "math", "answer": str(row["answer"])}
-    return Asked(
-        str(row.get("unique_id", place)),
-        _user(apply_format(FORMATS["boxed"], row["problem"])),
-        reference=reference,
-    )
+def _math500(row: dict[str, Any], place: int) -> SetRow:
+    text = apply_format(FORMATS["boxed"], row["problem"])
+    return _single(row.get("unique_id", place), text, kind="math", answer=str(row["answer"]))
 
 
-def _aime25(row: dict[str, Any], place: int) -> Asked:
+def _aime25(row: dict[str, Any], place: int) -> SetRow:
     text = row.get("prompt") or row["problem"]
     asked = text if "\\boxed" in text else apply_format(FORMATS["boxed"], text)
-    return Asked(
-        str(place), _user(asked), reference={"kind": "number", "answer": str(row["answer"])}
-    )
+    return _single(place, asked, kind="number", answer=str(row["answer"]))
 
 
-def _humaneval(row: dict[str, Any], place: int) -> Asked:  # noqa: ARG001 - its rows name themselves
-    reference = {"kind": "humaneval"} | {
-        name: row[name] for name in ("prompt", "test", "entry_point")
-    }
-    return Asked(
-        row["task_id"], _user(apply_format(FORMATS["code"], row["prompt"])), reference=reference
-    )
+def _humaneval(row: dict[str, Any], _: int) -> SetRow:
+    text = apply_format(FORMATS["code"], row["prompt"])
+    parts = {name: row[name] for name in ("prompt", "test", "entry_point")}
+    return _single(row["task_id"], text, kind="humaneval", **parts)
 
 
-def _mbpp(row: dict[str, Any], place: int) -> Asked | None:  # noqa: ARG001 - its rows name themselves
+def _mbpp(row: dict[str, Any], _: int) -> SetRow | None:
     if int(row["task_id"]) not in MBPP_TEST:
         return None
-    text = MBPP_FORMAT.format(
-        text=row.get("text") or row["prompt"], tests="\n".join(row["test_list"])
-    )
+    tests = list(row["test_list"])
+    text = MBPP_FORMAT.format(text=row.get("text") or row["prompt"], tests="\n".join(tests))
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
-    return Asked(
-        str(row["task_id"]),
-        _user(text),
-        reference={"kind": "mbpp", "tests": list(row["test_list"]), "setup": setup},
-    )
+    return _single(row["task_id"], text, kind="mbpp", tests=tests, setup=setup)
 
 
-def _turns(row: dict[str, Any], place: int) -> Asked:
-    turns = row.get("turns") or row["prompt"]
-    return Asked(
-        str(row.get("question_id") or row.get("prompt_id") or place),
-        _user(turns[0]),
-        tuple(turns[1:]),
-    )
+def _turns(row: dict[str, Any], place: int) -> SetRow:
+    first, *later = row.get("turns") or row["prompt"]
+    prompt_id = row.get("question_id") or row.get("prompt_id") or place
+    return _single(prompt_id, first)._replace(later=tuple(later), reference=None)
 
 
-def _own(row: dict[str, Any], place: int) -> Asked:
+def _own(row: dict[str, Any], place: int) -> SetRow:
     messages, later = read_conversation(row)
-    return Asked(str(row.get("id") or row.get("prompt_id") or place), messages, later)
+    return SetRow(str(row.get("id") or row.get("prompt_id") or place), messages, later)
 
 
-def _mini(row: dict[str, Any], place: int) -> Asked | None:
+def _mini(row: dict[str, Any], place: int) -> SetRow | None:
     asked = SETS[row["like"]].read(row, place)
     return asked and asked._replace(prompt_id=f"{row['like']}-{asked.prompt_id}")
 
 
 class SetSpec(NamedTuple):
-    """A set that this module can read."""
+    """How to read a set."""
 
     title: str
-    read: Reader
+    read: SetReader
     files: tuple[str, ...]
-    """Where it may lie in a directory of data."""
+    """Where to look in a directory of data."""
 
 
 SETS: dict[str, SetSpec] = {
@@ -170,40 +153,40 @@ SETS: dict[str, SetSpec] = {
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts to ask, in the order in which they are asked."""
+    """Prompts in the order in which they are answered."""
 
     name: str
     title: str
     sha256: str
-    """Of the file, or of the rows of a data set: which version of the set this was."""
+    """Of the file, or of the rows of a data set."""
     available: int
-    """Prompts that the set has; `prompts` may be a part of them."""
-    prompts: tuple[Prompt, ...] = field(repr=False)
+    """Prompts in the whole set; `prompts` may be fewer."""
+    prompts: tuple[BenchPrompt, ...] = field(repr=False)
 
 
 def read_set(
     spec: str, data: Path | None = None, *, limit: int | None = None, seed: int = 0
 ) -> PromptSet:
-    """A set by its name (found in the directory `data`), NAME=SOURCE, or a file of one's own
-    prompts.
+    """Read a set by name (from the directory `data`), NAME=SOURCE, or a file of your own prompts.
 
-    SOURCE and the file are what `d3d.train.prompt_rows.read_rows` reads: JSON lines, .json,
-    .parquet, a directory, or a data set of the hub. `limit` prompts are drawn by `seed`; a larger
-    limit begins with the same ones. Raises InvalidRequest for a set that is not there, has no
-    prompts, or whose rows are of another kind."""
+    SOURCE and the file: see `d3d.train.prompt_rows.read_rows`. `limit` prompts are drawn by `seed`;
+    a larger limit begins with the same ones. Raises InvalidRequest for a set that is missing, has
+    no prompts, or has rows of another kind."""
     name, _, source = spec.partition("=")
     if name in SETS:
         rows, known = _rows_of(name, source, data), SETS[name]
     elif source or (Path(spec).suffix == "" and "/" not in spec):
         raise InvalidRequest(
-            f"set {name!r}: there is none of this name; there are {', '.join(SETS)}, or give a file of your own prompts"
+            f"set {name!r}: there is no set of this name; there are {', '.join(SETS)}, "
+            "or give a file of your own prompts"
         )
     else:
         rows = read_rows(spec)
         name, known = rows.name, SetSpec(rows.name, _own, ())
         if name in SETS:
             raise InvalidRequest(
-                f"{spec}: own prompts can't be called {name}, a set's name; write {name}={spec}, or rename the file"
+                f"{spec}: own prompts can't be called {name}, a set's name; "
+                f"write {name}={spec}, or rename the file"
             )
     prompts = list(_prompts(name, known.read, rows))
     if not prompts:
@@ -230,24 +213,27 @@ def _rows_of(name: str, source: str, data: Path | None) -> PromptRows:
             return read_rows(str(path))
     if data is None:
         raise InvalidRequest(
-            f"set {name}: say where it is, with --data DIRECTORY or as {name}=FILE (the set `mini` needs no files)"
+            f"set {name}: say where it is, with --data DIRECTORY or as {name}=FILE "
+            "(the set `mini` needs no files)"
         )
     for file in SETS[name].files:
         if (data / file).is_file():
             return read_rows(str(data / file))
     raise InvalidRequest(
-        f"set {name}: {data} holds none of {', '.join(SETS[name].files)}; give its file as {name}=FILE"
+        f"set {name}: {data} holds none of {', '.join(SETS[name].files)}; "
+        f"give its file as {name}=FILE"
     )
 
 
-def _prompts(name: str, read: Reader, rows: PromptRows) -> list[Prompt]:
-    prompts: dict[str, Prompt] = {}
+def _prompts(name: str, read: SetReader, rows: PromptRows) -> list[BenchPrompt]:
+    prompts: dict[str, BenchPrompt] = {}
     for place, (where, row) in enumerate(rows.rows):
         try:
             asked = read(row, place)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InvalidRequest(
-                f"{where}: not a row of {name} ({type(error).__name__}: {error}); give the set's own file"
+                f"{where}: not a row of {name} ({type(error).__name__}: {error}); "
+                "give the set's own file"
             ) from error
         except InvalidRequest as error:
             raise InvalidRequest(f"{where}: {error}") from error
@@ -255,9 +241,10 @@ def _prompts(name: str, read: Reader, rows: PromptRows) -> list[Prompt]:
             continue
         if asked.prompt_id in prompts:
             raise InvalidRequest(
-                f"{where}: there are two prompts {asked.prompt_id!r} in {name}; give each an id of its own"
+                f"{where}: there are two prompts {asked.prompt_id!r} in {name}; "
+                "give each an id of its own"
             )
-        prompts[asked.prompt_id] = Prompt(
+        prompts[asked.prompt_id] = BenchPrompt(
             name, asked.prompt_id, tuple(asked.messages), asked.later, asked.reference
         )
     return list(prompts.values())

@@ -1,4 +1,4 @@
-"""What the passes of a round cost: the one thing that the model of rounds has to be told."""
+"""Costs of the passes of a round: the input of the model of rounds."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from typing import NamedTuple, Protocol
 
 
 class Contention(NamedTuple):
-    """How much longer a pass takes where both sides work; 1 where they have nothing in common."""
+    """Slow-down factors of passes while target and drafter both run; 1 if they share nothing."""
 
     verify: float = 1.0
     draft: float = 1.0
-    """Of a preparation."""
+    """Of preparing successors."""
     fresh: float = 1.0
     """Of a draft that the target waits for."""
     lasting: bool = False
-    """Whether that holds for all of a pass, as where each side has threads of its own for all of a
-    request; else only while the other side's pass runs too."""
+    """Whether a pass is slower from start to end, as with threads of its own; otherwise only while
+    the other side's pass runs too."""
 
 
 APART = Contention()
 """Two devices that share nothing."""
 
 ONE_DEVICE = Contention(2.0, 2.0)
-"""Two passes that both need all of one device's memory bandwidth: each goes on at half speed, so
-nothing is hidden."""
+"""Both passes need all of one device's memory bandwidth: each runs at half speed, so nothing is
+hidden."""
 
 
 class Costs(Protocol):
-    """Seconds of the passes of one sequence, each on a device that does nothing else.
+    """Seconds of the passes of one sequence, each on an otherwise idle device.
 
-    `context`: committed tokens before the pass. Raises InvalidRequest for a pass of which nothing
-    is known."""
+    context: committed tokens before the pass. Raises InvalidRequest for a pass of unknown cost."""
 
     @property
     def has_drafter(self) -> bool: ...
@@ -49,36 +48,35 @@ class Costs(Protocol):
 
     @property
     def switch_s(self) -> float:
-        """From a verdict to the start of the next verification, where its successor lies ready."""
+        """From a verdict to the next verification, on a hit."""
         ...
 
     @property
     def rest_s(self) -> float:
-        """Of each round, beside draft and verification: text, delivery, the loop itself."""
+        """Of each round, beside draft and verification: text, delivery, the loop."""
         ...
 
     def verify(self, rows: int, context: float) -> float:
-        """The target's pass over the anchor and rows - 1 drafted tokens, and what follows until
-        they are committed."""
+        """The target's pass over the anchor and rows - 1 drafted tokens, up to the commit."""
         ...
 
     def draft(self, draft_length: int, context: float) -> float: ...
 
     def packed(self, draft_length: int, outcomes: int, context: float) -> float:
-        """Preparing the successors of so many outcomes of a draft, each as long as that draft."""
+        """Preparing the successors of so many outcomes, each as long as the draft."""
         ...
 
     def fused(self, rows: int, context: float) -> float: ...
 
     def read(self, context: float) -> float:
-        """A request's first draft, for which the drafter reads all of the text, as in async mode;
-        the target waits. 0 where nothing is known of it: then it is a draft like any other."""
+        """A request's first draft, for which the drafter reads the whole text while the target
+        waits. 0 if unknown: then it costs as much as any other draft."""
         ...
 
 
 def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Piecewise linear through `points` (x ascending, each x once), the outer pieces going on
-    beyond them; never below 0."""
+    """Piecewise linear through `points` (x ascending, each x once), extrapolated at both ends;
+    never below 0."""
     if len(points) == 1:
         return points[0][1]
     place = min(max(bisect_right([known for known, _ in points], x), 1), len(points) - 1)
@@ -88,17 +86,13 @@ def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
 
 @dataclass(frozen=True)
 class ThinnedDraft:
-    """Costs with a drafter of fewer layers: its passes shrink by the share that these layers have
-    of its weights.
+    """Costs with a drafter of fewer layers: its passes shrink with the weights that they read.
 
-    An estimate for passes that are bound by reading weights; what does not depend on layers (head,
-    previous-token head) stays. A drafter that has fused passes is thinned by the layers of its
-    slots: clean rows stay the target's, so fused mode stays, and its passes, which read all the
-    target's layers anyway, are taken to cost what they did."""
+    Fused passes stay as they are, since their clean rows go through all of the target's layers."""
 
     costs: Costs
     factor: float
-    """What is left of a drafter's pass."""
+    """Cost of a drafter's pass over its cost with all layers."""
 
     @property
     def has_drafter(self) -> bool:

@@ -1,43 +1,49 @@
-"""Measure a profile: every pass, size, context and number of threads in turn, again and again, so
-that what changes meanwhile meets all."""
+"""Measures a profile: all passes once, then all again, each time from another one on, so that a
+machine that changes meanwhile changes all of them."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from d3d.api import Model
-from d3d.decoding.modes import DEFAULT_OUTCOMES
-from d3d.drafting.fused_budget import BUDGETS
+from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
+from d3d.files import Journal
 from d3d.hub.fingerprint import weights_fingerprint
-from d3d.lab.plan.devices import Shape
-from d3d.lab.plan.probes import Cell, Probes, can_fuse, native
-from d3d.lab.plan.profile import Facts, Memory, Profile, Run, point
-from d3d.lab.plan.samples import Samples
+from d3d.lab.plan.probes import Probes, TimedPass, can_fuse, native
+from d3d.lab.plan.profile import MemoryUse, ModelFacts, Profile, ProfileRun, point
+from d3d.lab.plan.roofline import DecoderShape
 from d3d.machine import PeakMemory, machine, processor, versions
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.placement import PLACEMENTS, check_placement, default_placement
+from d3d.methods.fused.rows import BUDGETS
 from d3d.model.from_target import clean_rows_are_of
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Draft lengths measured by default, up to the drafter's block size."""
+PACKED_DRAFT_LENGTH = 5
+"""Draft length of packed passes and of async mode, beside the longest; shorter if need be."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured."""
+    """The passes to measure."""
 
     contexts: tuple[int, ...] = (64, 512)
     draft_lengths: tuple[int, ...] = ()
-    """Of drafts, and one more of verifications; empty: some up to the drafter's block size."""
+    """Of drafts; verifications have one row more. Empty: SIZES."""
     outcomes: tuple[int, ...] = (1, 2, 4, 8, 16)
     threads: tuple[int, ...] = ()
-    """Empty: as many as torch uses."""
+    """Empty: torch's number of threads."""
     placement: str | None = None
     """Of async mode's draft worker; None: the device's default."""
     repeats: int = 7
@@ -50,9 +56,8 @@ class Grid:
             ("outcomes", self.outcomes),
         ):
             if any(value < 1 for value in values) or (not values and name != "draft length"):
-                raise InvalidRequest(
-                    f"{name}: {', '.join(map(str, values)) or 'nothing'} can't be measured; give numbers from 1 on"
-                )
+                given = ", ".join(map(str, values)) or "nothing"
+                raise InvalidRequest(f"{name}: {given} can't be measured; give numbers from 1 on")
         if min(self.contexts) < 2:
             raise InvalidRequest(
                 "context: a pass needs an anchor and a token before it; give 2 or more"
@@ -67,25 +72,58 @@ class Grid:
             raise InvalidRequest(f"repeats: {self.repeats} measures nothing")
 
 
+class Samples:
+    """Seconds by key, in a journal: each sample is on disk before the next one is taken."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Raises InvalidRequest if the file's samples were taken with other settings."""
+        self._journal = Journal(path)
+        self._seconds: dict[str, list[float]] = {}
+        try:
+            rows = [json.loads(line) for _, line in self._journal.lines()]
+            before = rows[0]["settings"] if rows else settings
+            self._seconds = {json.dumps(row["key"]): row["seconds"] for row in rows[1:]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequest(
+                f"{path} is damaged ({error}); remove it to measure from the start"
+            ) from error
+        if before != settings:
+            differs = ", ".join(name for name in settings if before.get(name) != settings[name])
+            raise InvalidRequest(
+                f"{path} holds samples taken with another {differs}; remove it, or take another "
+                "name for this profile"
+            )
+        if not rows:
+            self._journal.append(json.dumps({"settings": settings}))
+
+    def __contains__(self, key: list[Any]) -> bool:
+        return json.dumps(key) in self._seconds
+
+    def add(self, key: list[Any], seconds: list[float]) -> None:
+        self._seconds[json.dumps(key)] = seconds
+        self._journal.append(json.dumps({"key": key, "seconds": seconds}))
+
+    def of(self, key: list[Any]) -> list[float]:
+        return self._seconds.get(json.dumps(key), [])
+
+
 @dataclass
 class Measurement:
-    """A profile in the making; samples go to a file beside it as they come, and a second start goes
-    on from there."""
+    """A profile in the making. Samples go to a file beside it; a second start continues there."""
 
     path: Path
     grid: Grid
     dtypes: tuple[str, ...]
     load: Callable[[str], Model]
-    """The model in a dtype."""
-    _runs: list[Run] = field(default_factory=list)
+    """Loads the model in a dtype."""
+    _runs: list[ProfileRun] = field(default_factory=list)
 
     def run(self, show: Callable[[int, int, str], None]) -> Profile:
-        """Measure what is missing; `show` is told samples done, samples in all of this dtype, and
-        what. Writes and returns the profile.
+        """Measures what is missing, writes the profile and returns it.
 
-        Raises InvalidRequest for a grid that this model can't be measured on, and where the file
-        beside is of another one."""
-        about = machine()
+        show: called with samples done, samples in all of this dtype, and the current pass. Raises
+        InvalidRequest for a grid that does not fit the model, or another grid's samples."""
+        at_start = machine()
         model = None
         for dtype in self.dtypes:
             model = self.load(dtype)
@@ -99,7 +137,7 @@ class Measurement:
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             command=["d3d", *sys.argv[1:]],
             versions=versions(),
-            machine=about,
+            machine=at_start,
             target=target,
             drafter=drafter,
             runs=self._runs,
@@ -115,60 +153,53 @@ class Measurement:
     def _measure(self, model: Model, show: Callable[[int, int, str], None]) -> None:
         placement = self.grid.placement or default_placement(model.target.device)
         check_placement(placement, model.target.device)
-        cells = list(grid_cells(model, self.grid))
+        passes = list(grid_passes(model, self.grid))
         threads = self.grid.threads or (torch.get_num_threads(),)
         samples = Samples(self._samples_path, self._settings(model, placement))
-        longest = max(cell.draft_length or cell.size for cell in cells if cell.kind != "fused")
-        passes = (self.grid.repeats + 1) * len(threads)
-        probes = Probes(model, placement, max(self.grid.outcomes), longest, passes)
+        probes = Probes(model, placement, max(self.grid.outcomes))
         memory, before = PeakMemory(model.target.device), torch.get_num_threads()
-        work = list(_order(cells, threads, self.grid.repeats))
-        warm: set[tuple[int, Cell]] = set()
+        work = list(_order(passes, threads, self.grid.repeats))
+        warm: set[tuple[int, TimedPass]] = set()
         try:
-            for number, (count, repeat, cell) in enumerate(work, 1):
-                key = [model.dtype_name, count, repeat, *cell]
+            for number, (count, repeat, timed) in enumerate(work, 1):
+                key = [model.dtype_name, count, repeat, *timed]
                 if key not in samples:
                     torch.set_num_threads(count)
-                    if (count, cell) not in warm:
-                        probes.seconds(cell)  # the first time is slower
-                        warm.add((count, cell))
-                    samples.add(key, probes.seconds(cell))
-                show(
-                    number,
-                    len(work),
-                    f"{model.dtype_name}, {count} threads, {cell.kind} {cell.size or ''}, context {cell.context}",
-                )
+                    if (count, timed) not in warm:
+                        probes.seconds(timed)  # the first time is slower
+                        warm.add((count, timed))
+                    samples.add(key, probes.seconds(timed))
+                show(number, len(work), f"{model.dtype_name}, {count} threads, {timed}")
         finally:
             torch.set_num_threads(before)
         for count in threads:
-            points = [
-                point(*cell, seconds)
-                for cell in cells
-                if (
-                    seconds := samples.of(
-                        [model.dtype_name, count, repeat, *cell]
-                        for repeat in range(self.grid.repeats)
-                    )
-                )
-            ]
+            keys = {
+                timed: [
+                    [model.dtype_name, count, repeat, *timed] for repeat in range(self.grid.repeats)
+                ]
+                for timed in passes
+            }
+            seconds = {
+                timed: [value for key in keys[timed] for value in samples.of(key)]
+                for timed in passes
+            }
             self._runs.append(
-                Run(
+                ProfileRun(
                     device=model.device_name,
                     dtype=model.dtype_name,
                     threads=count,
                     placement=placement,
-                    points=points,
+                    points=[point(*timed, values) for timed, values in seconds.items() if values],
                     memory=_memory(model, memory.bytes()),
                 )
             )
 
     def _settings(self, model: Model, placement: str) -> dict[str, Any]:
-        """What samples of one file must have in common."""
+        """What all samples of one file have in common."""
+        drafter = model.parts.drafter
         return {
             "target": model.target.fingerprint,
-            "drafter": None
-            if model.drafter is None
-            else weights_fingerprint(model.drafter.model.trainable()),
+            "drafter": drafter and weights_fingerprint(drafter.trainable()),
             "device": model.device_name,
             "placement": placement,
             "outcomes": max(self.grid.outcomes),
@@ -178,105 +209,108 @@ class Measurement:
 
 
 def _order(
-    cells: list[Cell], threads: tuple[int, ...], repeats: int
-) -> Iterator[tuple[int, int, Cell]]:
-    """All of them once, then again, each time from another one on."""
+    passes: list[TimedPass], threads: tuple[int, ...], repeats: int
+) -> Iterator[tuple[int, int, TimedPass]]:
+    """(threads, repeat, pass): all once, then all again, each time from another one on."""
     for repeat in range(repeats):
         for count in threads:
-            shift = repeat * len(cells) // repeats
-            for cell in cells[shift:] + cells[:shift]:
-                yield count, repeat, cell
+            shift = repeat * len(passes) // repeats
+            for timed in passes[shift:] + passes[:shift]:
+                yield count, repeat, timed
 
 
-def grid_cells(model: Model, grid: Grid) -> Iterator[Cell]:
-    """Raises InvalidRequest for contexts and drafts that the model has no room for."""
-    block = model.drafter.block_size if model.drafter is not None else 1
+def grid_passes(model: Model, grid: Grid) -> Iterator[TimedPass]:
+    """Raises InvalidRequest for contexts and drafts that are too long for the model."""
+    block = model.parts.drafter.config.block_size if model.parts.drafter is not None else 1
     lengths = grid.draft_lengths or tuple(size for size in SIZES if size <= block)
-    if model.drafter is not None and max(lengths) > block:
-        raise InvalidRequest(
-            f"draft length: {max(lengths)} is above the drafter's block size, {block}"
-        )
-    room = model.engine.max_length - max(lengths) - max(BUDGETS) - (grid.repeats + 2) * 8
+    longest = max(lengths)
+    if model.parts.drafter is not None and longest > block:
+        raise InvalidRequest(f"draft length: {longest} is above the drafter's block size, {block}")
+    room = model.parts.target.max_length - longest - max(BUDGETS) - (grid.repeats + 2) * 8
     if max(grid.contexts) > room:
         raise InvalidRequest(
-            f"context: {max(grid.contexts)} leaves no room for passes in {model.engine.max_length} tokens; at most {room}"
+            f"context: {max(grid.contexts)} leaves no room for passes in "
+            f"{model.parts.target.max_length} tokens; at most {room}"
         )
     for context in grid.contexts:
-        yield from (
-            Cell("verify", size, 0, context)
-            for size in sorted({1, *(length + 1 for length in lengths)})
-        )
-        if model.drafter is not None:
-            yield from (Cell("draft", size, 0, context) for size in lengths)
-            packed = sorted({min(5, max(lengths)), max(lengths)})
-            yield from (
-                Cell("packed", size, length, context) for length in packed for size in grid.outcomes
-            )
+        for rows in sorted({1, *(length + 1 for length in lengths)}):
+            yield TimedPass("verify", rows, 0, context)
         if can_fuse(model):
-            yield from (Cell("fused", rows, 0, context) for rows in BUDGETS)
-    first = grid.contexts[0]
-    yield Cell("rest", 0, 0, first)
-    if model.drafter is not None:
-        width = min(5, max(lengths))
-        yield Cell("switch", 0, 0, first)
-        yield Cell("async_verify", width + 1, width, first)
-        yield Cell("async_packed", DEFAULT_OUTCOMES, width, first)
-        yield Cell("async_draft", width, width, first)
-        yield from (Cell("async_read", 0, width, context) for context in grid.contexts)
+            for rows in BUDGETS:
+                yield TimedPass("fused", rows, 0, context)
+    yield TimedPass("rest", 0, 0, grid.contexts[0])
+    if model.parts.drafter is not None:
+        yield from _drafter_passes(grid, lengths)
 
 
-def _facts(model: Model) -> tuple[Facts, Facts | None]:
+def _drafter_passes(grid: Grid, lengths: tuple[int, ...]) -> Iterator[TimedPass]:
+    longest = max(lengths)
+    width, first = min(PACKED_DRAFT_LENGTH, longest), grid.contexts[0]
+    for context in grid.contexts:
+        for length in lengths:
+            yield TimedPass("draft", length, 0, context)
+        for length, outcomes in product(sorted({width, longest}), grid.outcomes):
+            yield TimedPass("packed", outcomes, length, context)
+        yield TimedPass("async_read", 0, width, context)
+    yield TimedPass("switch", 0, 0, first)
+    yield TimedPass("async_verify", width + 1, width, first)
+    yield TimedPass("async_packed", DEFAULT_OUTCOMES, width, first)
+    yield TimedPass("async_draft", width, width, first)
+
+
+def _facts(model: Model) -> tuple[ModelFacts, ModelFacts | None]:
+    """About the target and the drafter."""
     config = native(model)[0].config
-    target = Facts(
+    target = ModelFacts(
         name=Path(model.target.source).name,
         fingerprint=model.target.fingerprint,
         num_layers=config.num_layers,
-        layer_share=_layer_share(Shape.of("target", config)),
-        fused_rows=model.preset.fused_rows if model.preset is not None else None,
+        layer_share=_layer_share(DecoderShape.of("target", config)),
+        fused_rows=model.parts.preset_rows,
     )
-    if model.drafter is None:
+    if model.parts.drafter is None:
         return target, None
-    drafter = model.drafter.model
-    going = len(drafter.config.kept_layers) - len(drafter.config.skipped)
-    shape = replace(Shape.of("drafter", drafter.transformer.config), num_layers=going)
-    return target, Facts(
-        name="its own drafter" if model.drafter_path is None else model.drafter_path.name,
+    drafter = model.parts.drafter
+    num_layers = len(drafter.config.kept_layers) - len(drafter.config.skipped)
+    shape = DecoderShape.of("drafter", drafter.transformer.config, num_layers)
+    path = model.parts.drafter_path
+    return target, ModelFacts(
+        name="its own drafter" if path is None else path.name,
         fingerprint=weights_fingerprint(drafter.trainable()),
-        num_layers=going,
+        num_layers=num_layers,
         layer_share=_layer_share(shape, drafter.config.draft_vocabulary),
         block_size=drafter.config.block_size,
     )
 
 
-def _layer_share(shape: Shape, num_logits: int | None = None) -> float:
-    """num_logits: how many of the head's rows a pass reads; None: all."""
+def _layer_share(shape: DecoderShape, num_logits: int | None = None) -> float:
+    """num_logits: rows of the head that a pass reads; None: all."""
     layers = shape.num_layers * shape.layer_parameters
-    return layers / (layers + shape.hidden_size * (num_logits or shape.vocab_size))
+    return ratio(layers, layers + shape.hidden_size * (num_logits or shape.vocab_size))
 
 
-def _memory(model: Model, peak: int) -> Memory:
+def _memory(model: Model, peak: int) -> MemoryUse:
     target = native(model)[0]
     size, config = model.target.dtype.itemsize, target.config
-    shape = Shape.of("target", config)
+    shape = DecoderShape.of("target", config)
     weights = shape.read_parameters + (0 if config.tied else shape.head_parameters)
-    own_weights, own_cache = 0, 0
-    if model.drafter is not None:
-        drafter = model.drafter.model
+    drafter_weights = drafter_cache = 0
+    if model.parts.drafter is not None:
+        drafter = model.parts.drafter
         shared = set(map(id, target.transformer.parameters()))
-        own_weights = sum(
-            one.numel() * one.element_size()
-            for one in drafter.parameters()
-            if id(one) not in shared
+        drafter_weights = sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in drafter.parameters()
+            if id(parameter) not in shared
         )
-        own = replace(
-            Shape.of("drafter", drafter.transformer.config),
-            num_layers=len(drafter.config.kept_layers),
-        )
-        own_cache = 0 if clean_rows_are_of(drafter, target.transformer) else own.kv_per_token * size
-    return Memory(
+        if not clean_rows_are_of(drafter, target.transformer):
+            num_layers = len(drafter.config.kept_layers)
+            cached = DecoderShape.of("drafter", drafter.transformer.config, num_layers)
+            drafter_cache = cached.kv_per_token * size
+    return MemoryUse(
         target_weights=weights * size,
-        drafter_weights=own_weights,
+        drafter_weights=drafter_weights,
         cache_per_token=shape.kv_per_token * size,
-        drafter_cache_per_token=own_cache,
+        drafter_cache_per_token=drafter_cache,
         peak=peak,
     )

@@ -1,29 +1,29 @@
-"""What each mode would give, and what could be changed: the model of rounds, asked several
-questions."""
+"""The model of rounds applied to every mode, and to changes that might pay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from d3d.decoding.modes import DEFAULT_OUTCOMES, MOST_OUTCOMES
-from d3d.drafting.fused_budget import BUDGETS as BUDGETS_OF_ROWS
+from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.costs import APART, Contention, Costs, ThinnedDraft
-from d3d.lab.plan.fused_rounds import fused_rounds
-from d3d.lab.plan.hits import hit_rates
+from d3d.lab.plan.estimates import fused_rounds, hit_rates
 from d3d.lab.plan.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.lab.plan.trace import Trace
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.outcomes import MOST_OUTCOMES
+from d3d.methods.fused.rows import BUDGETS as ROW_BUDGETS
 
-WORTH = 0.01
-"""Least share of the time that a change must save to be advised."""
+LEAST_GAIN = 0.01
+"""Changes that gain less are not advised."""
 
-BUDGETS = (1, 2, 4, 8, 16, 32, 64)
+OUTCOME_BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What is modelled."""
+class Scenario:
+    """Rounds, the costs of their passes, and how modes are set up."""
 
     costs: Costs
     trace: Trace
@@ -31,10 +31,10 @@ class Setup:
     contention: Contention = APART
     """Of async mode on the devices at hand."""
     hit_rate: float | None = None
-    """One given rate instead of what the trace tells."""
+    """Instead of what the trace tells."""
     fused_rows: int | None = None
     second_device: bool = False
-    """Whether the drafter already has a device of its own."""
+    """Whether the drafter has a device of its own."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
@@ -44,163 +44,143 @@ class Setup:
             raise InvalidRequest(f"hit rate: {self.hit_rate:g} is not within 0 and 1")
         if self.fused_rows is not None and self.fused_rows < 2:
             raise InvalidRequest(
-                f"rows: {self.fused_rows} leaves no room for a slot beside the anchor; give 2 or more"
+                f"rows: {self.fused_rows} leaves no room for a slot beside the anchor; give 2 or "
+                "more"
             )
+
+    @property
+    def hit_rates(self) -> tuple[tuple[float, ...], str] | None:
+        """Hit rates after 0, 1, ... kept tokens, and their origin; None if unknown."""
+        if self.hit_rate is not None:
+            return (self.hit_rate,), "as given"
+        return hit_rates(self.trace, self.outcomes)
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way of decoding, modelled."""
+    """A mode, modelled."""
 
     label: str
     modelled: Modelled
     note: str = ""
 
-
-def options(setup: Setup) -> list[Option]:
-    """Plain first, then what the costs and the trace allow."""
-    rounds, costs = setup.trace.rounds, setup.costs
-    found = [Option("plain", plain(rounds, costs))]
-    if not costs.has_drafter or setup.trace.draft_length < 1:
-        return found
-    if setup.trace.mode != "fused":
-        found.append(Option(f"serial {setup.trace.draft_length}", serial(rounds, costs)))
-        found += _async(setup)
-    if costs.has_fused and setup.fused_rows is not None:
-        found.append(_fused(setup, setup.fused_rows))
-    return found
+    @property
+    def tpot_s(self) -> float:
+        return self.modelled.tpot_s
 
 
-def _async(setup: Setup) -> Iterator[Option]:
-    """With the hit rate that is known; else the two ends between which it lies."""
-    told = hit_rates(setup.trace, setup.outcomes)
-    rates = (
-        [((setup.hit_rate,), "as given")]
-        if setup.hit_rate is not None
-        else [told]
-        if told is not None
-        else []
-    )
-    if not rates:
-        rates = [((1.0,), "if every successor were there"), ((0.0,), "if none were")]
-    for rate, source in rates:
-        # what a trace says of single rounds holds for its own run only
-        rounds = (
-            setup.trace.rounds
-            if source == "recorded"
-            else [one._replace(hit=None) for one in setup.trace.rounds]
+def options(scenario: Scenario) -> list[Option]:
+    """Plain first, then the modes that the costs and the trace allow."""
+    rounds, costs = scenario.trace.rounds, scenario.costs
+    listed = [Option("plain", plain(rounds, costs))]
+    if not costs.has_drafter or scenario.trace.draft_length < 1:
+        return listed
+    if scenario.trace.mode != "fused":
+        listed.append(Option(f"serial {scenario.trace.draft_length}", serial(rounds, costs)))
+        listed += _async(scenario)
+    if costs.has_fused and scenario.fused_rows is not None:
+        listed.append(_fused(scenario, scenario.fused_rows))
+    return listed
+
+
+def _async(scenario: Scenario) -> Iterator[Option]:
+    """At the known hit rate; if there is none, at both ends of its range."""
+    known = scenario.hit_rates
+    ends = [((1.0,), "if every successor were there"), ((0.0,), "if none were")]
+    for rates, origin in [known] if known is not None else ends:
+        rounds = scenario.trace.rounds
+        if origin != "recorded":  # the recorded hits of single rounds hold for their own run only
+            rounds = tuple(
+                traced._replace(record=traced.record._replace(preparation=None))
+                for traced in rounds
+            )
+        modelled = asynchronous(
+            rounds, scenario.costs, scenario.outcomes, rates, scenario.contention
         )
-        modelled = asynchronous(rounds, setup.costs, setup.outcomes, rate, setup.contention)
-        label = f"async {setup.trace.draft_length}, {setup.outcomes} outcomes"
-        yield Option(label, modelled, f"hits {source}, hit rate {modelled.hit_rate or 0:.2f}")
+        label = f"async {scenario.trace.draft_length}, {scenario.outcomes} outcomes"
+        yield Option(label, modelled, f"hits {origin}, hit rate {modelled.hit_rate or 0:.2f}")
 
 
-def _fused(setup: Setup, rows: int) -> Option:
-    if setup.trace.mode == "fused":
-        return Option(f"fused, {rows} rows", fused(setup.trace.rounds, setup.costs, rows))
-    rounds = fused_rounds(setup.trace, rows)
-    return Option(
-        f"fused, {rows} rows",
-        fused(rounds, setup.costs, rows),
-        "acceptance estimated from serial rounds",
-    )
+def _fused(scenario: Scenario, rows: int) -> Option:
+    label = f"fused, {rows} rows"
+    if scenario.trace.mode == "fused":
+        return Option(label, fused(scenario.trace.rounds, scenario.costs, rows))
+    modelled = fused(fused_rounds(scenario.trace, rows), scenario.costs, rows)
+    return Option(label, modelled, "acceptance estimated from serial rounds")
 
 
 def fastest_rows(costs: Costs, trace: Trace) -> int | None:
-    """Rows of a fused pass that take least time a token, of those that the program tries where no
-    preset names any. None where there is no fused mode, and for rounds of fused mode, which had
-    their own."""
+    """Rows of the fastest fused pass, among the budgets that fused mode itself tries. None without
+    fused mode, and for fused rounds, which had their own."""
     if not costs.has_fused or trace.mode == "fused" or trace.draft_length < 1:
         return None
-    return min(
-        BUDGETS_OF_ROWS, key=lambda rows: fused(fused_rounds(trace, rows), costs, rows).tpot_s
-    )
+    return min(ROW_BUDGETS, key=lambda rows: fused(fused_rounds(trace, rows), costs, rows).tpot_s)
 
 
-def best(setup: Setup) -> Option:
-    return min(options(setup), key=lambda option: option.modelled.tpot_s)
+def best(scenario: Scenario) -> Option:
+    return min(options(scenario), key=lambda option: option.tpot_s)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change and what it would give."""
+    """A change and its effect."""
 
     change: str
     option: Option
     gain: float
-    """Times as fast as the best without it."""
+    """Times as fast as the best option without the change."""
     proviso: str = ""
 
 
-def advice(setup: Setup, layers: Sequence[tuple[int, float]] = ()) -> list[Advice]:
-    """Changes that would save time, the most first. layers: (layers left of the drafter, what is
-    then left of its passes)."""
-    now = best(setup)
-    tried: list[tuple[str, Setup, str]] = [
-        *(
-            (
-                f"draft {length} tokens a round",
-                replace(setup, trace=setup.trace.shortened(length)),
-                "",
-            )
-            for length in _lengths(setup)
-        ),
-        *(
-            (f"prepare {budget} outcomes", replace(setup, outcomes=budget), "")
-            for budget in BUDGETS
-            if budget != setup.outcomes
-            and setup.hit_rate is None
-            and (setup.trace.recall or setup.trace.hits_by_budget)
-        ),
-    ]
-    if not setup.second_device:
-        tried.append(
-            (
-                "give the drafter a second device like this one",
-                replace(setup, contention=APART, second_device=True),
-                "",
-            )
-        )
-    tried += [
-        (f"keep {kept} of the drafter's layers", _thin(setup, factor), _proviso(setup, factor, now))
-        for kept, factor in layers
-    ]
-    found = []
-    for change, changed, proviso in tried:
+def advice(scenario: Scenario, layers: Sequence[tuple[int, float]] = ()) -> list[Advice]:
+    """Changes that would save time, the best first. layers: (layers left in the drafter, cost of
+    its passes over their cost now)."""
+    now = best(scenario)
+    changes = []
+    for change, changed, proviso in _changes(scenario, layers, now):
         option = best(changed)
-        gain = now.modelled.tpot_s / option.modelled.tpot_s
-        if gain > 1 + WORTH and (not proviso or option.label != "plain"):
-            found.append(Advice(change, option, gain, proviso))
-    return sorted(_best_of_kind(found), key=lambda one: -one.gain)
+        gain = ratio(now.tpot_s, option.tpot_s)
+        if gain > 1 + LEAST_GAIN and (not proviso or option.label != "plain"):
+            changes.append(Advice(change, option, gain, proviso))
+    return sorted(_best_of_kind(changes), key=lambda change: -change.gain)
 
 
-def _best_of_kind(found: Sequence[Advice]) -> Iterator[Advice]:
-    """Of each kind of change the best; of layers all, for what they cost in acceptance is another
-    question each."""
+def _changes(
+    scenario: Scenario, layers: Sequence[tuple[int, float]], now: Option
+) -> Iterator[tuple[str, Scenario, str]]:
+    """Each change, what it makes of the scenario, and its proviso."""
+    trace = scenario.trace
+    if scenario.costs.has_drafter and trace.mode != "fused":
+        for length in range(1, trace.draft_length):
+            shorter = replace(scenario, trace=trace.shortened(length))
+            yield f"draft {length} tokens a round", shorter, ""
+    if scenario.hit_rate is None and (trace.recall or trace.hits_by_budget):
+        for budget in OUTCOME_BUDGETS:
+            if budget != scenario.outcomes:
+                yield f"prepare {budget} outcomes", replace(scenario, outcomes=budget), ""
+    if not scenario.second_device:
+        apart = replace(scenario, contention=APART, second_device=True)
+        yield "give the drafter a second device like this one", apart, ""
+    for kept, factor in layers:
+        thin = replace(scenario, costs=ThinnedDraft(scenario.costs, factor))
+        yield f"keep {kept} of the drafter's layers", thin, _proviso(thin, now)
+
+
+def _best_of_kind(changes: Iterable[Advice]) -> Iterable[Advice]:
+    """The best of each kind of change; all numbers of layers, since each costs another amount of
+    acceptance."""
     kinds: dict[str, Advice] = {}
-    for one in found:
-        kind = one.change if one.proviso else one.change.split()[0]
-        if kind not in kinds or one.gain > kinds[kind].gain:
-            kinds[kind] = one
-    yield from kinds.values()
+    for change in changes:
+        kind = change.change if change.proviso else change.change.split()[0]
+        if kind not in kinds or change.gain > kinds[kind].gain:
+            kinds[kind] = change
+    return kinds.values()
 
 
-def _lengths(setup: Setup) -> range:
-    return (
-        range(1, setup.trace.draft_length)
-        if setup.costs.has_drafter and setup.trace.mode != "fused"
-        else range(0)
-    )
-
-
-def _thin(setup: Setup, factor: float) -> Setup:
-    return replace(setup, costs=ThinnedDraft(setup.costs, factor))
-
-
-def _proviso(setup: Setup, factor: float, now: Option) -> str:
-    """The acceptance length down to which fewer layers would not be slower."""
-    option = best(_thin(setup, factor))
+def _proviso(thin: Scenario, now: Option) -> str:
+    """The acceptance length down to which the thinner drafter is not slower."""
+    option = best(thin)
     if option.label == "plain":
         return "plain stays faster"
-    least = option.modelled.tokens_a_round * option.modelled.tpot_s / now.modelled.tpot_s
+    least = option.modelled.acceptance_length * ratio(option.tpot_s, now.tpot_s)
     return f"if acceptance length stays above {least:.2f}"

@@ -1,5 +1,4 @@
-"""One timed pass at a time, by the code that decodes: what a round does with an engine and a
-drafter, without the rounds between."""
+"""Times single passes with the code that decodes: one target, one drafter, no rounds between."""
 
 from __future__ import annotations
 
@@ -8,224 +7,223 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from d3d.acceptance.sample_match import sample_match
 from d3d.api import Model
-from d3d.core.protocols import DraftSession, TargetSession
-from d3d.core.sequence import Sequence
-from d3d.core.types import SamplingParams
-from d3d.decoding.modes import DEFAULT_FUSED_DRAFT_LENGTH, DEFAULT_OUTCOMES
-from d3d.drafting.fused import FusedEngine, FusedSession
-from d3d.drafting.packed_pass import PackedDrafter, PackedSession
+from d3d.engine.drafter import Draft
+from d3d.engine.metrics import ratio
+from d3d.engine.request import Request
+from d3d.engine.sampling import sample_match
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import OpenModel
 from d3d.lab.plan.handover import handover_seconds
 from d3d.lab.plan.profile import Kind
-from d3d.target.native import NativeEngine
+from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
+from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH
+from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.serial.denoise import BlockDenoiser
+from d3d.model.drafter import DrafterModel
+from d3d.model.transformer import Transformer
+from d3d.target.native import NativeTarget
 
 CATCH_UP = 3
-"""Committed tokens that a drafter with a cache of its own reads in the pass that drafts."""
-
+"""Committed tokens that a drafter with its own cache reads in the pass that drafts."""
 HANDOVERS = 20
 GENERATED = 24
-"""Tokens of an answer from which the rest of a round, or async mode, is read off."""
-
-GREEDY = SamplingParams()
+"""Tokens of the answers that `rest` and the passes of async mode are read from."""
 
 
-class Cell(NamedTuple):
-    """What is timed: see `d3d.lab.plan.profile.Point`."""
+class TimedPass(NamedTuple):
+    """What is timed; see `d3d.lab.plan.profile.Point`."""
 
     kind: Kind
     size: int
     draft_length: int
     context: int
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.size or ''}, context {self.context}"
 
-@dataclass
-class _Fused:
-    """A fused generation; it goes on by a token a pass, so its context grows with its samples."""
 
-    session: FusedSession
-    drafts: DraftSession
-    sequence: Sequence
+class PassProbe:
+    """Verifications and drafts after one text, in a cache of their own. Each leaves the caches as
+    they were."""
+
+    def __init__(self, target: Transformer, drafter: DrafterModel | None, text: list[int]) -> None:
+        self.target = NativeTarget(target)
+        self.request = open_request(self.target, text)
+        self._drafter, self._denoiser = drafter, None
+        if drafter is not None:
+            shared = self.target.cache_for(drafter)
+            cache = drafter.transformer.new_cache() if shared is None else shared
+            if shared is None:
+                cache.open(self.request.id, len(text))
+            self._left = len(text) - (CATCH_UP if shared is None else 1)
+            self._denoiser = BlockDenoiser(drafter, self.target.vocab_size, cache)
+
+    def verify(self, rows: int) -> None:
+        """The anchor and rows - 1 drafted tokens, up to the verdict."""
+        draft = Draft(tuple(self.request.token_ids[: rows - 1]))
+        (logits,) = self.target.verify([self.request], [draft])
+        sample_match(logits, draft.token_ids, self.request)
+        self.target.rewind([self.request])
+
+    def draft(self, draft_length: int) -> None:
+        """A block; a drafter with its own cache catches up with CATCH_UP tokens first."""
+        assert self._denoiser is not None
+        request = self.request
+        self._denoiser.draft([request.id], [request.token_ids], [draft_length])
+        self._denoiser.cache.crop(request.id, self._left)
+
+
+def open_request(target: NativeTarget | FusedEngine, text: list[int]) -> Request:
+    """A request whose anchor is the text's last token; the cache holds the tokens before it."""
+    request = Request(text[:-1])
+    target.prefill([request], len(text))
+    request.token_ids.append(text[-1])
+    return request
 
 
 @dataclass
 class Probes:
-    """Of one model. Sessions are opened when they are first wanted, and kept."""
+    """Of one model. State is set up on first use, and kept."""
 
     model: Model
     placement: str
     outcomes: int
-    """The most that a packed pass may have."""
-    longest: int
-    """Most tokens of a draft."""
-    passes: int
-    """Most passes that one session will serve."""
-    _targets: dict[int, TargetSession] = field(default_factory=dict)
-    _drafts: dict[int, tuple[DraftSession, bool]] = field(default_factory=dict)
+    """Most outcomes of a packed pass."""
+    _passes: dict[int, PassProbe] = field(default_factory=dict)
     _packed: dict[int, PackedSession] = field(default_factory=dict)
-    _fused: dict[tuple[int, int], _Fused] = field(default_factory=dict)
+    _fused: dict[tuple[int, int], tuple[FusedEngine, Request]] = field(default_factory=dict)
 
-    def seconds(self, cell: Cell) -> list[float]:
-        """Time a cell once: one sample of a pass, several of what is read off a generation."""
-        if cell.kind == "verify":
-            return [self._verify(cell)]
-        if cell.kind == "draft":
-            return [self._draft(cell)]
-        if cell.kind == "packed":
-            return [self._prepare(cell)]
-        if cell.kind == "fused":
-            return [self._fused_pass(cell)]
-        if cell.kind == "switch":
+    def seconds(self, timed: TimedPass) -> list[float]:
+        """One sample of a pass, or several if they are read from a generation."""
+        if timed.kind == "switch":
             return handover_seconds(self.placement, HANDOVERS)
-        if cell.kind == "rest":
-            return [self._rest(cell)]
-        return self._beside(cell)
+        if timed.kind.startswith("async_"):
+            return self._async_passes(timed)
+        once = {
+            "verify": self._verify,
+            "draft": self._draft,
+            "packed": self._prepare,
+            "fused": self._fused_pass,
+            "rest": self._rest,
+        }
+        return [once[timed.kind](timed)]
+
+    @property
+    def _drafter(self) -> DrafterModel:
+        assert self.model.parts.drafter is not None
+        return self.model.parts.drafter
 
     def _text(self, context: int) -> list[int]:
-        """Any tokens that both models know will do: what a pass costs does not depend on them."""
+        """Random tokens that both models know: the cost of a pass does not depend on them."""
         rng, known = random.Random(context), self.model.target.vocab_size
-        if self.model.drafter is not None:
-            known = min(known, self.model.drafter.model.transformer.config.vocab_size)
+        if self.model.parts.drafter is not None:
+            known = min(known, self._drafter.transformer.config.vocab_size)
         return [rng.randrange(known) for _ in range(context)]
 
-    def _target(self, context: int) -> TargetSession:
-        """Its cache holds the text but for the anchor, as between rounds."""
-        if context not in self._targets:
-            session = self.model.engine.open(1, context + self.longest + 2)
-            session.forward([self._text(context)[:-1]], last_only=True)
-            self._targets[context] = session
-        return self._targets[context]
+    def _probe(self, context: int) -> PassProbe:
+        if context not in self._passes:
+            target = native(self.model)[1].model
+            self._passes[context] = PassProbe(target, self.model.parts.drafter, self._text(context))
+        return self._passes[context]
 
-    def _verify(self, cell: Cell) -> float:
-        session, text = self._target(cell.context), self._text(cell.context)
-        sequence, drafted = Sequence(text, GREEDY), text[: cell.size - 1]
-        if (
-            cell.size == 1
-        ):  # plain rounds follow each other, and find caches warmer than a pass behind one of another kind
-            session.forward([[text[-1]]])
-            session.crop([cell.context - 1])
+    def _verify(self, timed: TimedPass) -> float:
+        probe = self._probe(timed.context)
+        if timed.size == 1:  # plain rounds follow each other, so their caches are warmer
+            probe.verify(1)
         started = time.perf_counter()
-        (logits,) = session.forward([[text[-1], *drafted]])
-        sample_match(logits, drafted, sequence, frozenset())
-        session.crop([cell.context - 1])
+        probe.verify(timed.size)
         return time.perf_counter() - started
 
-    def _draft(self, cell: Cell) -> float:
-        text = self._text(cell.context)
-        if cell.context not in self._drafts:
-            assert self.model.drafter is not None
-            beside = self.model.drafter.open_beside(self._target(cell.context))
-            self._drafts[cell.context] = (
-                beside or self.model.drafter.open(1, cell.context + self.longest),
-                beside is None,
-            )
-        session, own_cache = self._drafts[cell.context]
-        if own_cache:
-            session.draft([Sequence(text[: max(1, cell.context - CATCH_UP)], GREEDY)], [1])
+    def _draft(self, timed: TimedPass) -> float:
+        probe = self._probe(timed.context)
+        probe.draft(1)  # it has read the text
         started = time.perf_counter()
-        session.draft([Sequence(text, GREEDY)], [cell.size])
+        probe.draft(timed.size)
         return time.perf_counter() - started
 
-    def _prepare(self, cell: Cell) -> float:
-        text, width = self._text(cell.context), cell.draft_length
-        if cell.context not in self._packed:
-            assert self.model.drafter is not None
-            drafter = PackedDrafter(self.model.drafter.model, self.model.engine.vocab_size)
-            self._packed[cell.context] = drafter.open(
-                cell.context + self.longest + 1, self.outcomes
-            )
-        session = self._packed[cell.context]
-        block = session.draft(text, width)  # whose places the outcomes are guessed from
+    def _prepare(self, timed: TimedPass) -> float:
+        text, width = self._text(timed.context), timed.draft_length
+        if timed.context not in self._packed:
+            drafter = PackedDrafter(self._drafter, self.model.parts.target.vocab_size)
+            self._packed[timed.context] = drafter.open(self.outcomes)
+        session = self._packed[timed.context]
+        draft = session.draft(text, width)  # outcomes are guessed from its confidences
         started = time.perf_counter()
-        outcomes = session.likely_outcomes(text, block.token_ids, cell.size)
-        session.prepare(text, block.token_ids, outcomes, width)
+        outcomes = session.likely_outcomes(text, draft.token_ids, timed.size)
+        session.prepare(text, draft.token_ids, outcomes, width)
         return time.perf_counter() - started
 
-    def _fused_pass(self, cell: Cell) -> float:
-        key = (cell.context, cell.size)
+    def _fused_pass(self, timed: TimedPass) -> float:
+        """The rounds of a fused generation: its context grows with its samples."""
+        key = (timed.context, timed.size)
         if key not in self._fused:
-            self._fused[key] = self._open_fused(*key)
-        one = self._fused[key]
+            length = min(DEFAULT_FUSED_DRAFT_LENGTH, self._drafter.config.longest_slot_draft)
+            target = NativeTarget(native(self.model)[1].model)
+            fused = FusedEngine(target, self._drafter, length, timed.size)
+            self._fused[key] = fused, open_request(fused, self._text(timed.context))
+        engine, request = self._fused[key]
         started = time.perf_counter()
-        (block,) = one.drafts.draft([one.sequence], [self.longest])
-        (logits,) = one.session.forward([[one.sequence.anchor, *block.token_ids]])
-        verdict = sample_match(logits, block.token_ids, one.sequence, frozenset())
-        one.sequence.commit(
-            verdict.token_ids[-1:] if not verdict.num_accepted else verdict.token_ids
-        )
-        one.session.crop([len(one.sequence) - 1])
+        drafts = engine.propose([request])
+        (logits,) = engine.verify([request], drafts)
+        verdict = sample_match(logits, drafts[0].token_ids, request)
+        request.token_ids.extend(verdict.token_ids)
+        engine.rewind([request])
         return time.perf_counter() - started
 
-    def _open_fused(self, context: int, rows: int) -> _Fused:
-        assert self.model.drafter is not None
-        width = min(DEFAULT_FUSED_DRAFT_LENGTH, self.model.drafter.model.config.longest_slot_draft)
-        engine = FusedEngine(native(self.model)[1], self.model.drafter.model, width, rows)
-        session = engine.open(1, context + (self.passes + 2) * (width + 1))
-        sequence = Sequence(self._text(context), GREEDY)
-        session.forward([sequence.token_ids[:-1]], last_only=True)
-        drafts = engine.drafter.open_beside(session)
-        assert drafts is not None
-        return _Fused(session, drafts, sequence)
-
-    def _rest(self, cell: Cell) -> float:
+    def _rest(self, timed: TimedPass) -> float:
         result = self.model.generate(
-            self._text(cell.context), mode="plain", max_tokens=GENERATED, ignore_eos=True
+            self._text(timed.context), method="plain", max_tokens=GENERATED, ignore_eos=True
         )
         assert result.timing.tpot_s is not None
         total = result.timing.tpot_s * (result.usage.completion_tokens - 1)
-        return max(0.0, total - sum(one.t_draft + one.t_verify for one in result.rounds)) / len(
-            result.rounds
-        )
+        passes = sum(round_.t_draft + round_.t_verify for round_ in result.rounds)
+        return ratio(max(0.0, total - passes), len(result.rounds))
 
-    def _beside(self, cell: Cell) -> list[float]:
-        """In async mode at its default budget: verifications, preparations, drafts that a miss
-        asked for, or an answer's first draft."""
+    def _async_passes(self, timed: TimedPass) -> list[float]:
+        """Passes of an async generation at the default budget."""
         result = self.model.generate(
-            self._text(cell.context),
-            mode="async",
-            draft_length=cell.draft_length,
+            self._text(timed.context),
+            method="async",
+            draft_length=timed.draft_length,
             outcomes=DEFAULT_OUTCOMES,
             placement=self.placement,
             max_tokens=GENERATED,
             ignore_eos=True,
         )
-        if cell.kind == "async_verify":
-            return [one.t_verify for one in result.rounds if one.draft_length == cell.draft_length]
-        if cell.kind == "async_read":  # nothing where patience was at an end before
-            first = result.rounds[0]
-            return (
-                [end - start for start, end in first.preparation.passes]
-                if first.draft_length and first.preparation
-                else []
-            )
-        prepared = [
-            one.preparation
-            for one in result.rounds
-            if one.preparation is not None and one.preparation.readiness != "unprepared"
+        rounds, length = result.rounds, timed.draft_length
+        if timed.kind == "async_verify":
+            return [round_.t_verify for round_ in rounds if round_.draft_length == length]
+        if timed.kind == "async_read":  # nothing if the target did not wait for the first draft
+            first = rounds[0].preparation if rounds[0].draft_length else None
+            return [end - start for start, end in first.passes] if first else []
+        place = 0 if timed.kind == "async_packed" else 1  # the second is a draft after a miss
+        spans = [
+            span
+            for round_ in rounds
+            if round_.preparation and round_.readiness != "unprepared"
+            for span in round_.preparation.passes[place : place + 1]
         ]
-        of_kind = (
-            slice(0, 1) if cell.kind == "async_packed" else slice(1, 2)
-        )  # the second is a draft that a miss asked for
-        return [end - start for one in prepared for start, end in one.passes[of_kind]]
+        return [end - start for start, end in spans]
 
 
-def native(model: Model) -> tuple[OpenModel, NativeEngine]:
-    """Target and engine of d3d's own decoder. Raises InvalidRequest for another one."""
-    if not isinstance(model.target, OpenModel) or not isinstance(model.engine, NativeEngine):
+def native(model: Model) -> tuple[OpenModel, NativeTarget]:
+    """Model and target of d3d's own decoder. Raises InvalidRequest for another engine."""
+    target = model.parts.target
+    if not isinstance(model.target, OpenModel) or not isinstance(target, NativeTarget):
         raise InvalidRequest(
-            "profile: passes of d3d's own engine are measured; load the model without another one"
+            "profile: only passes of d3d's own engine are measured; load the model without another"
         )
-    return model.target, model.engine
+    return model.target, target
 
 
 def can_fuse(model: Model) -> bool:
     """Whether fused mode works with this drafter."""
-    if model.drafter is None:
+    if model.parts.drafter is None:
         return False
     try:
-        FusedEngine(native(model)[1], model.drafter.model, 1, 2)
+        FusedEngine(native(model)[1], model.parts.drafter, 1, 2)
     except InvalidRequest:
         return False
     return True

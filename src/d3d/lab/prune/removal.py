@@ -1,4 +1,4 @@
-"""A drafter with one layer less, sharing every weight with the one that it was made of."""
+"""Makes a drafter with one layer fewer, which shares all other weights with the original."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ Module = TypeVar("Module", DrafterModel, Transformer)
 
 
 def depth_layers(config: DrafterConfig) -> tuple[int, ...]:
-    """The layers that a draft goes through, by their number in the base: what pruning takes
-    from."""
+    """The layers that a draft goes through, by their number in the base: those to prune."""
     return config.slot_layers or config.kept_layers
 
 
 def removable(config: DrafterConfig) -> tuple[int, ...]:
-    """Those of them that can go: one must stay, and so must the last one with deltas."""
+    """Layers that can be removed: one must stay, and so must the last one with deltas."""
     layers, with_deltas = depth_layers(config), config.delta_layers
     if len(layers) == 1:
         return ()
@@ -29,24 +28,18 @@ def removable(config: DrafterConfig) -> tuple[int, ...]:
 
 
 def without_layer(model: DrafterModel, layer: int) -> DrafterModel:
-    """`model` without one of its `removable` layers; `model` itself stays as it is.
+    """A drafter without one of the `removable` layers; `model` itself is unchanged.
 
-    Where clean rows are the base model's, slots pass the layer by and clean rows do not. Else it is
-    gone for both."""
-    view = _shallow(model)
-    transformer = _shallow(model.transformer)
+    If clean rows are the base model's, only slots skip the layer; otherwise it is gone for both."""
+    view, transformer = _shallow(model), _shallow(model.transformer)
     index = model.config.kept_layers.index(layer)
-    view.config = _config_without(model.config, layer)
+    layers = list(model.transformer.layers)
     if model.config.clean_rows_are_base:
-        thinned = _without_deltas(model.transformer.layers[index])
-        transformer.layers = nn.ModuleList(
-            thinned if i == index else old for i, old in enumerate(model.transformer.layers)
-        )
+        layers[index] = _without_deltas(layers[index])
     else:
-        transformer.layers = nn.ModuleList(
-            old for i, old in enumerate(model.transformer.layers) if i != index
-        )
-    view.transformer = transformer
+        del layers[index]
+    transformer.layers = nn.ModuleList(layers)
+    view.config, view.transformer = _config_without(model.config, layer), transformer
     return view
 
 
@@ -54,12 +47,11 @@ def _config_without(config: DrafterConfig, layer: int) -> DrafterConfig:
     def rest(layers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(number for number in layers if number != layer)
 
-    changes = (
-        {"slot_layers": rest(depth_layers(config))}
-        if config.clean_rows_are_base
-        else {"kept_layers": rest(config.kept_layers)}
-    )
-    fields = config.model_dump() | changes
+    fields = config.model_dump()
+    if config.clean_rows_are_base:
+        fields["slot_layers"] = rest(depth_layers(config))
+    else:
+        fields["kept_layers"] = rest(config.kept_layers)
     if config.delta is not None:
         fields["delta"] = config.delta.model_dump() | {"layers": rest(config.delta_layers)}
     return DrafterConfig.model_validate(fields)
@@ -74,7 +66,7 @@ def _without_deltas(layer: nn.Module) -> nn.Module:
 
 
 def _shallow(module: Module) -> Module:
-    """A copy whose parts are the same objects and can be replaced."""
-    chosen = copy.copy(module)
-    chosen._modules = dict(module._modules)
-    return chosen
+    """A copy that shares its submodules, which can be replaced."""
+    view = copy.copy(module)
+    view._modules = dict(module._modules)
+    return view

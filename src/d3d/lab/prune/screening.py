@@ -1,5 +1,4 @@
-"""The loss of a drafter's slots on a few recorded answers: a quick look at what a layer is
-worth."""
+"""The loss of a drafter's slots on a few recorded answers: a quick measure of a layer's worth."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from d3d.engine.metrics import ratio
 from d3d.model.drafter import DrafterModel
-from d3d.model.kv_cache import KVCache
+from d3d.model.kv_cache import Window
 from d3d.train.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, slot_pass
 from d3d.train.config import Stage
 from d3d.train.corpus import Sample
@@ -18,18 +18,18 @@ from d3d.train.losses import slot_losses, slot_weights
 from d3d.train.trainer import MIN_ANSWER, draw_anchors
 
 DECAY = 4.0
-"""Slots over which a slot's weight falls by e: early ones decide what is kept."""
+"""Slots over which a slot's weight falls by e: early ones decide how much is kept."""
 
 
 class _Text(NamedTuple):
     token_ids: Tensor
     batch: BlockBatch
-    cache: KVCache | None
-    """Of the clean text, where its rows are the base model's and no removal changes them."""
+    cache: Window | None
+    """Of the clean text, if its rows are the base model's, which no removal changes."""
 
 
-class Probe:
-    """Blocks hung at fixed places of fixed answers."""
+class SlotLoss:
+    """The loss of blocks hung at fixed places of fixed answers."""
 
     @torch.inference_mode()
     def __init__(
@@ -42,34 +42,26 @@ class Probe:
         max_length: int,
         seed: int,
     ) -> None:
-        """samples: those with answers too short to hang a block in are left out; max_length: tokens
+        """samples: those whose answers are too short for a block are left out. max_length: tokens
         of a text that are read."""
         rng = random.Random(seed)
         num_slots = max(1, model.config.num_slots(draft_length))
         stage = Stage(share=1.0, block_size=max(2, draft_length), anchors=anchors)
         self._texts = []
+        device = model.transformer.device
         for sample in samples:
-            if (
-                min(len(sample.token_ids), max_length) - len(sample.prompt_ids) < MIN_ANSWER
-                or not sample.prompt_ids
-            ):
+            room = min(len(sample.token_ids), max_length) - len(sample.prompt_ids)
+            if room < MIN_ANSWER or not sample.prompt_ids:
                 continue
-            token_ids = torch.tensor(sample.token_ids[:max_length], device=model.transformer.device)
-            places = torch.tensor(
-                draw_anchors(sample, stage, max_length, rng), device=token_ids.device
-            )
+            token_ids = torch.tensor(sample.token_ids[:max_length], device=device)
+            places = torch.tensor(draw_anchors(sample, stage, max_length, rng), device=device)
             cache = clean_pass(model, token_ids)[1] if model.config.clean_rows_are_base else None
-            self._texts.append(
-                _Text(token_ids, hang_blocks(token_ids, places, num_slots, model.config), cache)
-            )
-
-    @property
-    def answers(self) -> int:
-        return len(self._texts)
+            batch = hang_blocks(token_ids, places, num_slots, model.config)
+            self._texts.append(_Text(token_ids, batch, cache))
 
     @torch.inference_mode()
     def loss(self, model: DrafterModel) -> float:
-        """Mean cross entropy of slots (nats), early slots weighing most."""
+        """Mean cross entropy of the slots (nats); early ones weigh most."""
         summed = weighed = 0.0
         for text in self._texts:
             batch = text.batch
@@ -87,4 +79,4 @@ class Probe:
             weights = slot_weights("decay", DECAY, losses, hits, inside)
             summed += float((losses * weights).sum())
             weighed += float(weights.sum())
-        return summed / weighed
+        return ratio(summed, weighed)

@@ -1,5 +1,4 @@
-"""What a drafter costs on this machine: its pass, the target's pass that verifies, and whole
-answers where they are wanted."""
+"""The cost of a drafter on this machine: its pass, the target's verification, and whole answers."""
 
 from __future__ import annotations
 
@@ -8,20 +7,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from d3d.core.sequence import Sequence
-from d3d.core.types import SamplingParams
-from d3d.decoding.loop import decode
-from d3d.decoding.request import new_request
-from d3d.drafting.block_drafter import BlockDrafter
+from d3d.engine.params import SamplingParams
+from d3d.hub.open_drafter import ready_drafters
 from d3d.hub.open_model import OpenModel
-from d3d.hub.ready import ready_drafters
-from d3d.lab.prune.curve import Timing
+from d3d.lab.plan.probes import PassProbe
+from d3d.lab.prune.curve import DepthTiming
+from d3d.lab.tune.measure import answer_case, ms_per_token
+from d3d.methods.base import Parts
+from d3d.methods.plain.config import PlainConfig
+from d3d.methods.serial.config import SerialConfig
 from d3d.model.from_target import select_layers
-from d3d.target.native import NativeEngine
+from d3d.target.native import NativeTarget
 from d3d.train.corpus import Sample
 
 REPEATS = 15
@@ -29,39 +28,24 @@ CONTEXT = 256
 """Tokens before the passes that are timed."""
 
 
-class Measured(NamedTuple):
-    """Whole answers that are decoded, plain and serial by turns."""
-
-    samples: list[Sample]
-    max_tokens: int
-
-
 def time_drafter(
-    path: Path, target: OpenModel, draft_length: int, measured: Measured | None = None
-) -> Timing:
-    """Medians over passes behind a text of CONTEXT tokens, plain, draft and verification by turns,
-    both models as they are for decoding. The target itself stays as it is: over packed weights no
-    other drafter could be loaded."""
+    path: Path,
+    target: OpenModel,
+    draft_length: int,
+    answers: list[Sample] | None = None,
+    max_tokens: int = 0,
+) -> DepthTiming:
+    """Medians over plain passes, drafts and verifications, taking turns, after CONTEXT tokens.
+
+    answers: decoded in whole too, up to max_tokens, plain and serial taking turns. The target is
+    unchanged: other drafters can't be loaded over weights packed for decoding."""
     layers = tuple(range(len(target.transformer.layers)))
     packed = replace(target, transformer=select_layers(target.transformer, layers, share=True))
-    (model,) = ready_drafters(packed, [path])
-    engine = NativeEngine(packed.transformer)
-    drafter = BlockDrafter(model, engine.vocab_size)
-    passes = _passes(engine, drafter, draft_length)
-    times: dict[str, list[float]] = {name: [] for name in passes}
-    for repeat in range(REPEATS + 1):
-        for name, run in passes.items():
-            started = time.perf_counter()
-            run()
-            if repeat:  # the first is a warm-up
-                times[name].append(time.perf_counter() - started)
-    plain, serial = (
-        _answers(engine, drafter, draft_length, measured, target)
-        if measured and measured.samples
-        else (None, None)
-    )
-    medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    return Timing(
+    (drafter,) = ready_drafters(packed, [path])
+    parts = Parts(packed, NativeTarget(packed.transformer), drafter, path)
+    medians = _passes(parts, draft_length)
+    plain, serial = _answers(parts, draft_length, answers, max_tokens) if answers else (None, None)
+    return DepthTiming(
         t_draft_ms=medians["draft"],
         t_verify_ms=medians["verify"],
         t_plain_ms=medians["plain"],
@@ -70,55 +54,38 @@ def time_drafter(
     )
 
 
-def _passes(
-    engine: NativeEngine, drafter: BlockDrafter, draft_length: int
-) -> dict[str, Callable[[], object]]:
-    length = min(CONTEXT, engine.max_length - draft_length - 2)
-    text = torch.randint(
-        0, engine.vocab_size, (length,), generator=torch.Generator().manual_seed(0)
-    ).tolist()
-    session = engine.open(1, length + draft_length + 2)
-    session.forward([text[:-1]], last_only=True)
-    capacity = length + draft_length + 2
-    drafts = drafter.open_beside(session) or drafter.open(1, capacity)
-    sequence = Sequence(text, SamplingParams())
-
-    def forward(rows: int) -> None:
-        session.forward([[text[-1]] * rows])
-        session.crop([length - 1])
-
-    return {
-        "plain": lambda: forward(1),
-        "draft": lambda: drafts.draft([sequence], [draft_length]),
-        "verify": lambda: forward(draft_length + 1),
+def _passes(parts: Parts, draft_length: int) -> dict[str, float]:
+    """Median milliseconds by kind of pass."""
+    assert isinstance(parts.target, NativeTarget)
+    vocab_size, generator = parts.target.vocab_size, torch.Generator().manual_seed(0)
+    length = min(CONTEXT, parts.target.max_length - draft_length - 2)
+    text = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+    probe = PassProbe(parts.target.model, parts.drafter, text)
+    passes: dict[str, Callable[[], None]] = {
+        "plain": lambda: probe.verify(1),
+        "draft": lambda: probe.draft(draft_length),
+        "verify": lambda: probe.verify(draft_length + 1),
     }
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for repeat in range(REPEATS + 1):
+        for name, run in passes.items():
+            started = time.perf_counter()
+            run()
+            if repeat:  # the first is a warm-up
+                times[name].append(time.perf_counter() - started)
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
 def _answers(
-    engine: NativeEngine,
-    drafter: BlockDrafter,
-    draft_length: int,
-    measured: Measured,
-    target: OpenModel,
+    parts: Parts, draft_length: int, samples: list[Sample], max_tokens: int
 ) -> tuple[float, float]:
-    """Milliseconds a token behind the first, plain and serial."""
-    ways: dict[str, tuple[BlockDrafter | None, int]] = {
-        "plain": (None, 0),
-        "serial": (drafter, draft_length),
-    }
-    seconds, tokens = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
-    for sample in measured.samples:
-        for name, (way, length) in ways.items():
-            params = SamplingParams(max_tokens=measured.max_tokens)
-            request = new_request(
-                engine, list(sample.prompt_ids), params, eos_token_ids=target.eos_token_ids
-            )
-            started = 0.0
-            for event in decode(engine, way, [request], length):
-                if event.stats is None:
-                    started = time.perf_counter()
-                else:
-                    tokens[name] += len(event.verdict.token_ids)
-            seconds[name] += time.perf_counter() - started
-    plain, serial = (1e3 * seconds[name] / max(1, tokens[name]) for name in ways)
+    """Milliseconds per token after the first, plain and serial."""
+    params = SamplingParams(max_tokens=max_tokens)
+    configs = (PlainConfig(), SerialConfig(draft_length=draft_length))
+    ways = [config.build(parts) for config in configs]
+    results = [
+        [answer_case(parts.model, way, [sample.prompt_ids], params) for way in ways]
+        for sample in samples
+    ]
+    plain, serial = (ms_per_token(column) for column in zip(*results, strict=True))
     return plain, serial

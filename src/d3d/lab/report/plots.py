@@ -1,53 +1,35 @@
-"""The pictures of a benchmark report, drawn by matplotlib as SVG. What a picture shows stands in
-the table beside it."""
+"""Pictures, drawn by matplotlib. The same figures make the same file: it holds no date and no
+random ids."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from d3d.errors import MissingExtra
+from d3d.lab.bench.peers import INSTALL
+from d3d.lab.stats import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INSTALL = "pip install 'd3d-decoding[bench]'"
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222")
-"""Paul Tol's bright scheme: told apart by colour-blind readers, too."""
+"""Paul Tol's bright scheme: safe for colour-blind readers."""
 SIZE = (8.0, 4.0)
 
-
-class Series(NamedTuple):
-    """One method's points."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
+Points = Sequence[tuple[float, float]]
 
 
-class Bar(NamedTuple):
-    """One bar of a group, with its interval."""
-
-    height: float
-    low: float
-    high: float
-
-
-def lines(series: Sequence[Series], x_label: str, y_label: str, order: Sequence[str]) -> str:
-    """SVG of one line a method. order: all methods of a report, so that each has one colour in all
-    its pictures."""
+def lines(series: Mapping[str, Points], x_label: str, y_label: str, order: Sequence[str]) -> str:
+    """SVG of one line per method. order: all methods of a report, so that each keeps its colour in
+    all pictures."""
     figure, axes = _canvas(x_label, y_label)
-    for one in series:
-        axes.plot(
-            one.x,
-            one.y,
-            marker="o",
-            markersize=4,
-            color=_colour(order.index(one.label)),
-            label=one.label,
-        )
+    for label, points in series.items():
+        xs, ys = zip(*points, strict=True)
+        colour = _colour(order.index(label))
+        axes.plot(xs, ys, marker="o", markersize=4, color=colour, label=label)
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="x", integer=True)
     return _svg(figure, axes)
@@ -55,7 +37,7 @@ def lines(series: Sequence[Series], x_label: str, y_label: str, order: Sequence[
 
 def grouped_bars(
     groups: Sequence[str],
-    bars: Mapping[str, Sequence[Bar | None]],
+    bars: Mapping[str, Sequence[Interval | None]],
     y_label: str,
     order: Sequence[str],
 ) -> str:
@@ -64,16 +46,13 @@ def grouped_bars(
     figure, axes = _canvas("", y_label)
     width = 0.8 / max(1, len(bars))
     for number, (label, heights) in enumerate(bars.items()):
-        places = [
-            (group + width * (number - (len(bars) - 1) / 2), bar)
-            for group, bar in enumerate(heights)
-            if bar is not None
-        ]
-        below = [max(0.0, bar.height - bar.low) for _, bar in places]
-        above = [max(0.0, bar.high - bar.height) for _, bar in places]
+        shift = width * (number - (len(bars) - 1) / 2)
+        places = [(group + shift, bar) for group, bar in enumerate(heights) if bar is not None]
+        below = [max(0.0, bar.value - bar.low) for _, bar in places]
+        above = [max(0.0, bar.high - bar.value) for _, bar in places]
         axes.bar(
             [place for place, _ in places],
-            [bar.height for _, bar in places],
+            [bar.value for _, bar in places],
             width,
             yerr=[below, above],
             capsize=2,
@@ -86,7 +65,7 @@ def grouped_bars(
 
 
 def stacked_bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> str:
-    """SVG of one horizontal bar a label, made of parts."""
+    """SVG of one horizontal bar per label, made of parts."""
     figure, axes = _canvas(x_label, "")
     left = [0.0] * len(labels)
     for number, (name, lengths) in enumerate(parts.items()):
@@ -98,8 +77,8 @@ def stacked_bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_
 
 
 def new_figure(size: tuple[float, float], otherwise: str) -> Figure:
-    """Size in inches. Raises MissingExtra, with the line that installs matplotlib and `otherwise`:
-    what can be done without it."""
+    """Size in inches. Raises MissingExtra, which says how to install matplotlib and, in
+    `otherwise`, how to do without."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -109,13 +88,29 @@ def new_figure(size: tuple[float, float], otherwise: str) -> Figure:
     return Figure(figsize=size, layout="constrained")
 
 
+def encoded(figure: Figure, kind: str) -> bytes:
+    """The figure as an `svg` or `png` file."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else None
+    with rc_context({"svg.hashsalt": "d3d", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def tidy(axes: Any) -> None:
+    """No frame at the top and on the right, and a light grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+
+
 def _canvas(x_label: str, y_label: str) -> tuple[Figure, Axes]:
     figure = new_figure(SIZE, "make the report without them (--no-pictures)")
     axes: Any = figure.subplots()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    tidy(axes)
     axes.set_axisbelow(True)
     return figure, axes
 
@@ -127,16 +122,3 @@ def _colour(number: int) -> str:
 def _svg(figure: Figure, axes: Axes) -> str:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return encoded(figure, "svg").decode("utf-8")
-
-
-def encoded(figure: Figure, kind: str) -> bytes:
-    """The figure as an `svg` or `png` file. No date and no random ids are in it: the same figures
-    make the same file."""
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "d3d", "svg.fonttype": "none"}):
-        figure.savefig(
-            buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
-        )
-    return buffer.getvalue()

@@ -1,28 +1,27 @@
-"""Our figures beside the published ones of D3D, as the README shows them: made from the files of a
-run, never by hand."""
+"""Our figures beside the published ones of D3D, made from the files of a run for the README."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest
-from d3d.lab.bench.methods import PEERS, PLAIN
-from d3d.lab.bench.metrics import Group, drafting, sameness, speed, speed_up
-from d3d.lab.bench.modelled import ASYNC_MODELLED, LABEL
-from d3d.lab.bench.rows import Row
-from d3d.lab.report.run import ALL_SETS, Run, best_plain_peer, plain_of, shape
-from d3d.lab.report.tables import Cell, Table, markdown, number
+from d3d.lab.bench.answers import PLAIN
+from d3d.lab.bench.methods import PEERS
+from d3d.lab.bench.own import ASYNC_MODELLED, LABEL
+from d3d.lab.bench.results import ALL_SETS, BenchRun
+from d3d.lab.report.figures import GroupFigures, figures_of
+from d3d.lab.report.run_tables import ratio_text
+from d3d.lab.report.tables import Cell, Table, markdown, number, tabulate
 from d3d.model.int8 import precision
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-"""What stands between these marks is replaced."""
+"""The text between these marks is replaced."""
 
 
 class Published(NamedTuple):
-    """Speed-up over plain decoding and tokens/s, Qwen3-8B with the drafter D3D-1.7B, one request,
-    greedy, blocks of 16, SGLang on GPUs that the articles of November 2026 do not name."""
+    """Speed-up over plain decoding and tokens/s: Qwen3-8B with the drafter D3D-1.7B, one request,
+    greedy, blocks of 16, SGLang, on GPUs that the articles of November 2026 do not name."""
 
     title: str
     speed_up: float
@@ -40,25 +39,20 @@ PUBLISHED = {
     ALL_SETS: Published("all", 3.717, 501.60),
 }
 
-Groups = dict[Group, list[Row]]
 
-
-def beside_published(run: Run) -> str:
-    """Markdown: a table of sets, published and ours, and where ours come from. Only the run's first
-    shape (most tokens, batch) counts."""
+def beside_published(run: BenchRun) -> str:
+    """Markdown: a table of sets with published figures and ours, and the origin of ours. Only the
+    answer length and batch of the run's first rows count."""
     groups = run.groups
-    first = shape(next(iter(groups)))
-    mine = {group: rows for group, rows in groups.items() if shape(group) == first}
-    methods = [
-        name
-        for name in dict.fromkeys(group.method for group in mine)
-        if name not in PEERS and name != PLAIN
-    ]
-    rows = tuple(
-        _row(mine, name, methods)
-        for name in PUBLISHED
-        if any(group.set_name == name for group in mine)
+    first = next(iter(groups)).setting.plain
+    found = figures_of(
+        {group: rows for group, rows in groups.items() if group.setting.plain == first}
     )
+    by_set: dict[str, dict[str, GroupFigures]] = {}
+    for figures in found:
+        by_set.setdefault(figures.group.set_name, {})[figures.method] = figures
+    names = dict.fromkeys(figures.method for figures in found)
+    methods = [name for name in names if name not in PEERS and name != PLAIN]
     headings = (
         "set",
         "published: speed-up",
@@ -75,120 +69,89 @@ def beside_published(run: Run) -> str:
     )
     if ASYNC_MODELLED in methods:
         note = f"{note} {LABEL}"
+    rows = tuple(_row(name, by_set[name], methods) for name in PUBLISHED if name in by_set)
     return markdown(Table("Published and ours", headings, rows, note)) + "\n" + origin(run)
 
 
-def _row(groups: Groups, name: str, methods: Sequence[str]) -> tuple[Cell, ...]:
-    published = PUBLISHED[name]
-    found = {group.method: group for group in groups if group.set_name == name}
-    plain = found[PLAIN]
-    ratios = {
-        method: speed_up(groups[found[method]], plain_of(groups, plain))
-        for method in methods
-        if method in found
-    }
-    cells = tuple(
-        None
-        if (one := ratios.get(method)) is None
-        else f"{one.ratio:.2f} [{one.low:.2f}, {one.high:.2f}]"
-        for method in methods
+def _row(name: str, found: dict[str, GroupFigures], methods: list[str]) -> tuple[Cell, ...]:
+    published, plain = PUBLISHED[name], found[PLAIN]
+    ratios = (
+        ratio_text(found[method].over_plain) if method in found else None for method in methods
     )
-    drafts = drafting(groups[found["serial"]]) if "serial" in found else None
-    peer = best_plain_peer(groups, plain)
     measured = [
-        method for method in (PLAIN, *methods) if method in found and method != ASYNC_MODELLED
+        found[method]
+        for method in (PLAIN, *methods)
+        if method in found and method != ASYNC_MODELLED
     ]
-    over = [
-        ratio.ratio
-        for method in measured
-        if peer and (ratio := speed_up(groups[found[method]], peer[1]))
-    ]
+    over = [figures.over_peer.interval.value for figures in measured if figures.over_peer]
     return (
         published.title,
         number(published.speed_up),
         number(published.tokens_per_s, 0),
-        number(speed(groups[plain]).tokens_per_s, 1),
-        *cells,
-        number(drafts.acceptance_length) if drafts else None,
-        peer[0] if peer else None,
+        number(plain.speed.tokens_per_s, 1),
+        *ratios,
+        number(found["serial"].acceptance_length) if "serial" in found else None,
+        plain.peer[0] if plain.peer else None,
         number(max(over)) if over else None,
     )
 
 
-def summary(run: Run) -> str:
-    """Markdown: speed, acceptance and identity by set and method, and where they come from. Of a
-    machine that was busy no speed is told."""
-    rows = []
-    for group, answers in run.groups.items():
-        plain, drafts, same = plain_of(run.groups, group), drafting(answers), sameness(answers)
-        ratio = None if group.method == PLAIN or run.machine_was_busy else speed_up(answers, plain)
-        rows.append(
-            (
-                group.set_name,
-                group.label,
-                len(answers),
-                None if run.machine_was_busy else number(speed(answers).tokens_per_s, 1),
-                None if ratio is None else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
-                number(drafts.acceptance_length) if drafts else None,
-                f"{same.identical}/{same.compared}" if same else None,
-            )
-        )
-    headings = ("set", "method", "answers", "tokens/s", "over plain", "tokens a round", "identical")
-    return (
-        markdown(
-            Table(str(run.provenance["fixed"]["target"]).rpartition("/")[2], headings, tuple(rows))
-        )
-        + "\n"
-        + origin(run)
+def summary(run: BenchRun) -> str:
+    """Markdown: speed, acceptance and identity by set and method, and their origin; no speeds if
+    the machine was busy."""
+    busy = run.machine_was_busy
+    table = tabulate(
+        str(run.provenance["fixed"]["target"]).rpartition("/")[2],
+        figures_of(run.groups),
+        {
+            "set": lambda figures: figures.group.set_name,
+            "method": lambda figures: figures.group.label,
+            "answers": lambda figures: len(figures.rows),
+            "tokens/s": lambda figures: None if busy else number(figures.speed.tokens_per_s, 1),
+            "over plain": lambda figures: None if busy else ratio_text(figures.over_plain),
+            "tokens a round": lambda figures: number(figures.acceptance_length),
+            "identical": lambda figures: figures.identical,
+        },
     )
+    return markdown(table) + "\n" + origin(run)
 
 
 def identity_line(record: dict[str, Any]) -> str:
     """One sentence about the record of `d3d bench identity`."""
+    methods = record["methods"]
     compared, identical, rounding = (
-        sum(one[name] for one in record["methods"])
-        for name in ("compared", "identical", "rounding")
+        sum(counts[name] for counts in methods) for name in ("compared", "identical", "rounding")
     )
-    names = ", ".join(dict.fromkeys(one["method"] for one in record["methods"]))
-    sets = len({one["set"] for one in record["methods"]})
+    names = ", ".join(dict.fromkeys(counts["method"] for counts in methods))
+    sets = len({counts["set"] for counts in methods})
     kind = precision(record["settings"]["dtype"], record["settings"].get("quantize"))
-    text = f"{kind}: {identical} of {compared} answers of {names} over {sets} sets have plain decoding's ids"
-    parted = (
-        f", {rounding} part at a near-tie, {record['mistakes']} elsewhere"
-        if compared > identical
-        else ""
+    text = (
+        f"{kind}: {identical} of {compared} answers of {names} over {sets} sets have plain "
+        "decoding's ids"
     )
-    commands = ", then ".join(
-        dict.fromkeys(f"`{command_line(command)}`" for command in record["commands"])
-    )
-    return f"**Identity**, {text}{parted} ({commands}).\n"
+    if compared > identical:
+        text += f", {rounding} part at a near-tie, {record['mistakes']} elsewhere"
+    commands = dict.fromkeys(f"`{shlex.join(command)}`" for command in record["commands"])
+    return f"**Identity**, {text} ({', then '.join(commands)}).\n"
 
 
-def origin(run: Run) -> str:
-    """The commands, the machine and the day, and whether the times are to be doubted."""
+def origin(run: BenchRun) -> str:
+    """Commands, machine and date, and a warning if the machine was busy."""
     fixed, sessions = run.provenance["fixed"], run.provenance["sessions"]
-    commands = "; ".join(
-        dict.fromkeys(f"`{command_line(session['command'])}`" for session in sessions)
-    )
+    commands = dict.fromkeys(f"`{shlex.join(session['command'])}`" for session in sessions)
     machine, versions = sessions[0]["machine"], sessions[0]["versions"]
-    where = f"{machine['cores']} cores of {machine['processor']}, {machine['threads']} threads, torch {versions['torch']}"
-    doubt = (
-        "**Provisional: the machine was at work meanwhile, so times mean little.** "
-        if run.machine_was_busy
-        else ""
+    doubt = ""
+    if run.machine_was_busy:
+        doubt = "**Provisional: the machine was at work meanwhile, so times mean little.** "
+    return (
+        f"{doubt}{fixed['target']} in {run.precision} on {fixed['device']}; "
+        f"{machine['cores']} cores of {machine['processor']}, {machine['threads']} threads, "
+        f"torch {versions['torch']}; {sessions[0]['date'][:10]}. Made by {'; '.join(commands)}.\n"
     )
-    kind = precision(fixed["dtype"], fixed.get("quantize"))
-    about = f"{fixed['target']} in {kind} on {fixed['device']}; {where}; {sessions[0]['date'][:10]}"
-    return f"{doubt}{about}. Made by {commands}.\n"
-
-
-def command_line(command: Sequence[str]) -> str:
-    """As it may be typed anywhere: directories of data and of models are the reader's own."""
-    return shlex.join(command)
 
 
 def replaced(text: str, block: str) -> str:
-    """`text` with `block` between the marks. Raises InvalidRequest where they are not there."""
+    """`text` with `block` between the marks. Raises InvalidRequest if they are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

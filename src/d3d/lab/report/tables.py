@@ -1,25 +1,30 @@
-"""Tables as data: a report prints each of them as Markdown and as HTML, and puts them beside the
-pictures that are drawn from them."""
+"""Tables and pictures as data, and reports of them as Markdown and as one HTML page."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
 
 Cell = str | int | float | None
+T = TypeVar("T")
 
 MISSING = "-"
+MARKDOWN_FILE, HTML_FILE, PICTURES = "report.md", "report.html", "pictures"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows; numbers are shown as they are given, so whoever makes a table formats
-    them."""
+    """Headings and rows. Numbers are printed as they are, so format them first."""
 
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    """What a reader has to know to read it."""
+    """Explains the figures."""
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.headings) for row in self.rows):
@@ -28,7 +33,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG and the table that holds its data."""
+    """An SVG and the table of its data."""
 
     name: str
     svg: str = field(repr=False)
@@ -37,7 +42,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with text, tables and pictures below it, in this order."""
+    """A heading, then text, tables and pictures, in this order."""
 
     title: str
     text: tuple[str, ...] = ()
@@ -45,29 +50,16 @@ class Section:
     pictures: tuple[Picture, ...] = ()
 
 
+def tabulate(
+    title: str, items: Iterable[T], columns: Mapping[str, Callable[[T], Cell]], note: str = ""
+) -> Table:
+    """A row for each item. columns: heading -> cell of an item."""
+    rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+    return Table(title, tuple(columns), rows, note)
+
+
 def shown(cell: Cell) -> str:
     return MISSING if cell is None else str(cell)
-
-
-def markdown(table: Table) -> str:
-    """A Markdown table with its title and note."""
-    lines = [f"**{_escaped(table.title)}**", ""]
-    if table.note:
-        lines += [table.note, ""]
-    if not table.rows:
-        return "\n".join([*lines, "Nothing to show.", ""])
-    lines.append(_line(table.headings))
-    lines.append("|" + "---|" * len(table.headings))
-    lines += [_line(row) for row in table.rows]
-    return "\n".join([*lines, ""])
-
-
-def _line(cells: tuple[Cell, ...]) -> str:
-    return "| " + " | ".join(_escaped(shown(cell)) for cell in cells) + " |"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def number(value: float | None, digits: int = 2) -> str | None:
@@ -84,3 +76,69 @@ def percent(share: float | None) -> str | None:
 
 def gibibytes(count: int | None) -> str | None:
     return None if count is None else f"{count / (1 << 30):.2f}"
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table with its title and note."""
+    lines = [f"**{_escaped(table.title)}**", ""]
+    if table.note:
+        lines += [table.note, ""]
+    if not table.rows:
+        return "\n".join([*lines, "Nothing to show.", ""])
+    return "\n".join([*lines, *markdown_lines(table), ""])
+
+
+def markdown_lines(table: Table) -> list[str]:
+    """Headings and rows only."""
+    return [
+        _line(table.headings),
+        "|" + "---|" * len(table.headings),
+        *(_line(row) for row in table.rows),
+    ]
+
+
+def _line(cells: tuple[Cell, ...]) -> str:
+    return "| " + " | ".join(_escaped(shown(cell)) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def write_report(directory: Path, title: str, sections: Sequence[Section]) -> tuple[Path, Path]:
+    """Write report.md with its pictures, and report.html, into a directory; return both files."""
+    pictures = directory / PICTURES
+    drawn = [picture for section in sections for picture in section.pictures]
+    if drawn:
+        pictures.mkdir(exist_ok=True)
+    for picture in drawn:
+        (pictures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
+    files = directory / MARKDOWN_FILE, directory / HTML_FILE
+    files[0].write_text(markdown_report(title, sections), encoding="utf-8")
+    files[1].write_text(html_report(title, sections), encoding="utf-8")
+    return files
+
+
+def markdown_report(title: str, sections: Sequence[Section]) -> str:
+    parts = [f"# {title}", ""]
+    for section in sections:
+        parts += [f"## {section.title}", ""]
+        parts += [line for text in section.text for line in (text, "")]
+        parts += [markdown(table) for table in section.tables]
+        for picture in section.pictures:
+            image = f"![{picture.data.title}]({PICTURES}/{picture.name}.svg)"
+            parts += [image, "", markdown(picture.data)]
+    return "\n".join(parts)
+
+
+def html_report(title: str, sections: Sequence[Section]) -> str:
+    """A page with embedded pictures; all text is escaped."""
+    from jinja2 import Environment
+
+    template = resources.files("d3d").joinpath("assets/report.html.jinja").read_text("utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["shown"] = shown
+    environment.filters["data_uri"] = lambda svg: (
+        "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    )
+    return environment.from_string(template).render(title=title, sections=sections)

@@ -1,5 +1,5 @@
 """The second stage: the best few setups and plain decoding answer prompts that the search has not
-seen, in turn, prompt by prompt."""
+seen, taking turns prompt by prompt."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
+from d3d.files import Journal
 from d3d.lab.stats import Interval, paired_ratio
-from d3d.lab.tune.measure import Measured, Measurer
+from d3d.lab.tune.measure import CaseResult, Measurer, ms_per_token
 from d3d.lab.tune.search import Show, Stop, Trial
 from d3d.lab.tune.setups import Setup
-from d3d.lab.tune.traffic import append_line
 
 
 class Confirmed(NamedTuple):
-    """A setup that was measured on every case of this stage."""
+    """A setup measured on every case of this stage."""
 
     setup: Setup
-    cases: tuple[Measured, ...]
+    cases: tuple[CaseResult, ...]
     speed_up: Interval
     """Over the fastest plain decoding."""
     equal: int
-    """Cases with plain decoding's very ids; in bfloat16 near-ties may fall either way."""
+    """Cases with plain decoding's ids; in bfloat16 rounding may change them."""
 
     @property
     def ms_per_token(self) -> float:
-        return 1000 * sum(one.seconds for one in self.cases) / sum(one.tokens for one in self.cases)
+        return ms_per_token(self.cases)
 
     @property
     def acceptance_length(self) -> float | None:
-        rounds = sum(one.rounds for one in self.cases)
-        return sum(one.committed for one in self.cases) / rounds if rounds else None
+        rounds = sum(case.rounds for case in self.cases)
+        return ratio(sum(case.committed for case in self.cases), rounds) if rounds else None
 
 
 def finalists(best: Sequence[Trial], count: int, default: Setup) -> list[Setup]:
-    """The best of the search, among them a fixed and an adaptive draft length where both were
-    tried, and what is done by default."""
+    """The best of the search, a fixed and an adaptive draft length among them if both were tried,
+    and the default."""
     chosen = [trial.setup for trial in best[:count]]
     serial = [trial.setup for trial in best if trial.setup.mode == "serial"]
     for adaptive in (False, True):
@@ -48,8 +49,8 @@ def finalists(best: Sequence[Trial], count: int, default: Setup) -> list[Setup]:
 
 
 def with_plain(setups: Sequence[Setup]) -> list[Setup]:
-    """And plain decoding, once for each number of threads that one of them has."""
-    plain = {one.threads: Setup("plain", threads=one.threads) for one in setups}
+    """The setups after plain decoding with each of their numbers of threads."""
+    plain = {setup.threads: Setup(threads=setup.threads) for setup in setups}
     return [*plain.values(), *setups]
 
 
@@ -67,73 +68,62 @@ class Confirmation:
         return len(self.setups) * len(self.cases)
 
     def run(self, measure: Measurer, show: Show, stop: Stop) -> list[Confirmed] | None:
-        """All setups, the fastest first; None where `stop` said so before the end."""
-        done = self._known()
+        """All setups, the fastest first; None if `stop` ended it early."""
+        journal = Journal(self.log)
+        results = _read(journal)
         for count, (setup, case) in enumerate(self._order(), 1):
             if stop():
                 return None
-            if (setup.key, case) not in done:
-                measured = measure(setup, case)
-                done[setup.key, case] = measured
-                append_line(
-                    self.log,
-                    json.dumps(
-                        {"setup": json.loads(setup.key), "case": case, **measured._asdict()}
-                    ),
-                )
+            if (setup.key, case) not in results:
+                result = results[setup.key, case] = measure(setup, case)
+                row = {"setup": json.loads(setup.key), "case": case, **result._asdict()}
+                journal.append(json.dumps(row))
             show(count, str(setup))
-        return self._judged(done)
+        return self._judged(results)
 
     def _order(self) -> Iterator[tuple[Setup, int]]:
-        """Case by case; who is first moves on by one."""
+        """Case by case, each beginning with the next setup."""
         for number, case in enumerate(self.cases):
             shift = number % len(self.setups)
             for setup in [*self.setups[shift:], *self.setups[:shift]]:
                 yield setup, case
 
-    def _known(self) -> dict[tuple[str, int], Measured]:
-        known: dict[tuple[str, int], Measured] = {}
-        if self.log.is_file():
-            for line in self.log.read_text(encoding="utf-8").split("\n"):
-                try:
-                    row = json.loads(line)
-                    known[json.dumps(row["setup"]), row["case"]] = Measured(
-                        *(row[name] for name in Measured._fields)
-                    )
-                except (ValueError, KeyError, TypeError):
-                    continue  # torn by a kill
-        return known
-
-    def _judged(self, done: dict[tuple[str, int], Measured]) -> list[Confirmed]:
+    def _judged(self, results: dict[tuple[str, int], CaseResult]) -> list[Confirmed]:
         timed = [
             case
             for case in self.cases
-            if all(done[setup.key, case].tokens for setup in self.setups)
+            if all(results[setup.key, case].tokens for setup in self.setups)
         ]
         if not timed:
             raise InvalidRequest(
                 "all answers are of one token, so there is nothing to time; take other prompts"
             )
-        rows = {setup.key: tuple(done[setup.key, case] for case in timed) for setup in self.setups}
-        plain = min((rows[setup.key] for setup in self.setups if setup.mode == "plain"), key=_ms)
-        ids = [one.answers_sha256 for one in plain]
-        judged = [
-            Confirmed(
-                setup,
-                rows[setup.key],
-                paired_ratio(
-                    [(one.seconds, one.tokens) for one in rows[setup.key]],
-                    [(one.seconds, one.tokens) for one in plain],
-                ),
-                sum(
-                    one.answers_sha256 == wanted
-                    for one, wanted in zip(rows[setup.key], ids, strict=True)
-                ),
-            )
-            for setup in self.setups
-        ]
-        return sorted(judged, key=lambda one: one.ms_per_token)
+        rows = {
+            setup.key: tuple(results[setup.key, case] for case in timed) for setup in self.setups
+        }
+        plain_rows = (rows[setup.key] for setup in self.setups if setup.mode == "plain")
+        plain = min(plain_rows, key=ms_per_token)
+        judged = [_confirmed(setup, rows[setup.key], plain) for setup in self.setups]
+        return sorted(judged, key=lambda confirmed: confirmed.ms_per_token)
 
 
-def _ms(cases: Sequence[Measured]) -> float:
-    return 1000 * sum(one.seconds for one in cases) / sum(one.tokens for one in cases)
+def _confirmed(
+    setup: Setup, cases: tuple[CaseResult, ...], plain: tuple[CaseResult, ...]
+) -> Confirmed:
+    totals, plain_totals = ([(case.seconds, case.tokens) for case in row] for row in (cases, plain))
+    pairs = zip(cases, plain, strict=True)
+    equal = sum(case.answers_sha256 == other.answers_sha256 for case, other in pairs)
+    return Confirmed(setup, cases, paired_ratio(totals, plain_totals), equal)
+
+
+def _read(journal: Journal) -> dict[tuple[str, int], CaseResult]:
+    """Results by setup and case."""
+    results: dict[tuple[str, int], CaseResult] = {}
+    for _, line in journal.lines():
+        try:
+            row = json.loads(line)
+            fields = (row[name] for name in CaseResult._fields)
+            results[json.dumps(row["setup"]), row["case"]] = CaseResult(*fields)
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a kill
+    return results

@@ -1,4 +1,4 @@
-"""What is tuned on: prompts of one's own, or recorded traffic."""
+"""The prompts to tune on: a user's own, or recorded traffic."""
 
 from __future__ import annotations
 
@@ -13,53 +13,51 @@ from d3d.errors import InvalidRequest
 from d3d.lab.tune.traffic import Record, ids_sha256, is_traffic, read_traffic
 from d3d.train.prompts import LeftOut, read_prompts
 
+FEWEST_CASES = 4
+"""With fewer, search and confirmation share them."""
+
 
 class TuningPrompts(NamedTuple):
-    """Prompts, and where they are from."""
+    """Prompts and the name of their file."""
 
     name: str
     token_ids: list[list[int]]
     notes: tuple[str, ...] = ()
-    """What was left out, for people."""
+    """For people: what was left out."""
 
     @property
     def sha256(self) -> str:
-        """Of what is asked, in its order."""
+        """Of the prompts in their order."""
         return hashlib.sha256(" ".join(map(ids_sha256, self.token_ids)).encode()).hexdigest()
 
 
 def tuning_prompts(path: Path, model: Model, *, limit: int, seed: int) -> TuningPrompts:
-    """At most `limit` different prompts of a file of rows, or of traffic recorded with its text,
-    drawn by `seed`; of a conversation what its first answer needs.
-
-    Raises InvalidRequest for a file without a prompt.
-    """
-    found, notes = _of_traffic(path, model) if is_traffic(path) else _of_rows(path, model)
-    different = list(dict.fromkeys(tuple(ids) for ids in found))
+    """At most `limit` different prompts, drawn by `seed`, of a file of rows or of traffic recorded
+    with its text; of a conversation, up to its first answer. Raises InvalidRequest if there is
+    none."""
+    prompts, notes = _of_traffic(path, model) if is_traffic(path) else _of_rows(path, model)
+    different = list(dict.fromkeys(map(tuple, prompts)))
     if not different:
-        raise InvalidRequest(
-            f"{path}: it holds no prompt to tune on{'; ' + notes[0] if notes else ''}"
-        )
+        problem = "; ".join(["it holds no prompt to tune on", *notes[:1]])
+        raise InvalidRequest(f"{path}: {problem}")
     random.Random(seed).shuffle(different)
     return TuningPrompts(path.name, [list(ids) for ids in different[:limit]], tuple(notes))
 
 
 def _of_rows(path: Path, model: Model) -> tuple[list[list[int]], list[str]]:
     left_out = LeftOut()
-    return [
-        prompt.token_ids for prompt in read_prompts(path, model.tokenizer, left_out=left_out)
-    ], left_out.lines()
+    prompts = read_prompts(path, model.tokenizer, left_out=left_out)
+    return [prompt.token_ids for prompt in prompts], left_out.lines()
 
 
 def _of_traffic(path: Path, model: Model) -> tuple[list[list[int]], list[str]]:
     records, damaged = read_traffic(path)
-    notes = [f"passed over {damaged} damaged lines"] if damaged else []
     with_text = [record for record in records if record.messages or record.text]
-    if len(with_text) < len(records):
-        notes.insert(
-            0,
-            f"left out {len(records) - len(with_text)} requests without text (--record-text records it)",
-        )
+    notes = []
+    if missing := len(records) - len(with_text):
+        notes.append(f"left out {missing} requests without text (--record-text records it)")
+    if damaged:
+        notes.append(f"passed over {damaged} damaged lines")
     return [_encoded(record, model) for record in with_text], notes
 
 
@@ -69,8 +67,8 @@ def _encoded(record: Record, model: Model) -> list[int]:
     return model.encode(list(record.messages or ()), thinking=record.thinking)
 
 
-class Split(NamedTuple):
-    """Which cases the search may look at, and which confirm what it found."""
+class CaseSplit(NamedTuple):
+    """The cases of the search, and those that confirm its result."""
 
     search: tuple[int, ...]
     confirm: tuple[int, ...]
@@ -80,26 +78,22 @@ class Split(NamedTuple):
         return not set(self.search) & set(self.confirm)
 
 
-FEWEST_CASES = 4
-"""With fewer the search and its confirmation look at the same ones."""
-
-
 def grouped(token_ids: Sequence[list[int]], concurrency: int) -> list[list[list[int]]]:
-    """Cases of `concurrency` prompts each, the rest left out. Raises InvalidRequest for too few
-    prompts."""
+    """Cases of `concurrency` prompts each; the rest is left out. Raises InvalidRequest if there are
+    too few prompts."""
     if len(token_ids) < concurrency:
         raise InvalidRequest(
-            f"concurrency: {concurrency} prompts together need as many, and there are {len(token_ids)}"
+            f"concurrency: {concurrency} prompts together need as many, and there are "
+            f"{len(token_ids)}"
         )
-    return [
-        list(token_ids[start : start + concurrency])
-        for start in range(0, len(token_ids) - concurrency + 1, concurrency)
-    ]
+    starts = range(0, len(token_ids) - concurrency + 1, concurrency)
+    return [list(token_ids[start : start + concurrency]) for start in starts]
 
 
-def split(num_cases: int) -> Split:
-    """A third to search with, two thirds to confirm; all for both where there are too few."""
+def split(num_cases: int) -> CaseSplit:
+    """A third for the search, two thirds to confirm; all for both if there are too few."""
+    cases = tuple(range(num_cases))
     if num_cases < FEWEST_CASES:
-        return Split(tuple(range(num_cases)), tuple(range(num_cases)))
+        return CaseSplit(cases, cases)
     cut = max(2, num_cases // 3)
-    return Split(tuple(range(cut)), tuple(range(cut, num_cases)))
+    return CaseSplit(cases[:cut], cases[cut:])

@@ -1,10 +1,9 @@
-"""The first stage: short runs of many setups, each beside plain decoding of the same prompt, chosen
-by optuna and kept in its journal.
+"""The first stage: short runs of many setups, chosen by optuna and kept in its journal.
 
-A setup's score is its time per token over plain decoding's, so what slows the machine for a while
-slows both. Setups that fall behind the others after a prompt or two are given up. What is tried
-next depends on the seed and on what has been measured, and on nothing else: a search that was
-interrupted goes on as if it had not been."""
+A setup's score is its time per token over that of plain decoding of the same prompt, so a slower
+machine slows both. Setups that fall behind after a prompt or two are given up. The next choice
+depends only on the seed and the results so far, so an interrupted search continues as if it had not
+been."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from d3d.engine.metrics import ratio
 from d3d.errors import D3DError, InvalidRequest, MissingExtra
 from d3d.lab.tune.measure import Measurer
 from d3d.lab.tune.setups import SPARED_NOTHING, Setup, Space, starting_points, suggested
@@ -42,35 +42,37 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What a search is."""
+    """What is searched, on what."""
 
     space: Space
     cases: tuple[int, ...]
-    """Numbers of the cases that it may look at."""
+    """Numbers of the cases that it may use."""
     trials: int
     seed: int
     threads: int
-    """What torch takes by itself: plain decoding's, with which setups are compared, and the first
-    setups'."""
+    """Torch's own number: that of the plain decoding setups are compared with, and of the first
+    setups."""
     identity: dict[str, Any]
-    """What must be the same when it goes on."""
+    """What must be the same when the search continues."""
 
 
 class Search:
     """A search, new or resumed, in a journal of its own."""
 
     def __init__(self, journal: Path, plan: SearchPlan) -> None:
-        """Raises MissingExtra without optuna, InvalidRequest where the journal holds another
+        """Raises MissingExtra without optuna, InvalidRequest if the journal holds another
         search."""
         self._optuna = require_optuna()
         self._plan = plan
+        self._starts = starting_points(plan.space, plan.threads)
         with _quiet(self._optuna):
-            storage = self._optuna.storages.JournalStorage(
-                self._optuna.storages.journal.JournalFileBackend(str(journal))
-            )
-            pruner = self._optuna.pruners.MedianPruner(n_startup_trials=UNJUDGED)
+            storages = self._optuna.storages
+            backend = storages.journal.JournalFileBackend(str(journal))
             self._study = self._optuna.create_study(
-                storage=storage, study_name=STUDY, pruner=pruner, load_if_exists=True
+                storage=storages.JournalStorage(backend),
+                study_name=STUDY,
+                pruner=self._optuna.pruners.MedianPruner(n_startup_trials=UNJUDGED),
+                load_if_exists=True,
             )
         identity = {
             **plan.identity,
@@ -78,16 +80,16 @@ class Search:
             "ways": plan.space.ways,
             "thread_choices": list(plan.space.threads),
         }
+        known = self._study.user_attrs
         for name, value in identity.items():
-            known = self._study.user_attrs.get(name, value)
-            if known != value:
+            if known.get(name, value) != value:
                 raise InvalidRequest(
-                    f"{journal} holds a search with another {name}: {known!r}, not {value!r}; name another directory"
+                    f"{journal} holds a search with another {name}: {known[name]!r}, not "
+                    f"{value!r}; name another directory"
                 )
-        for name, value in identity.items():
-            if name not in self._study.user_attrs:
-                self._study.set_user_attr(name, value)
-        for trial in self._study.get_trials(states=(self._states.RUNNING,)):  # a kill has left it
+        for name in [name for name in identity if name not in known]:
+            self._study.set_user_attr(name, identity[name])
+        for trial in self._study.get_trials(states=(self._states.RUNNING,)):  # left by a kill
             self._study.tell(trial.number, state=self._states.FAIL)
 
     @property
@@ -95,55 +97,50 @@ class Search:
         return self._optuna.trial.TrialState
 
     def run(self, measure: Measurer, show: Show, stop: Stop) -> bool:
-        """Try setups until as many as planned have been; False where `stop` said so before. What a
-        setup fails of is told and passed over."""
+        """Try as many setups as planned; False if `stop` ended it early. Setups that fail are
+        reported and skipped."""
         while (done := self.num_done) < self._plan.trials:
             if stop():
                 return False
             with _quiet(self._optuna):
-                finished = self._one(done, measure, show, stop)
+                finished = self._try_next(done, measure, show, stop)
             if not finished:
                 return False
         return True
 
     @property
     def num_done(self) -> int:
-        """Setups that were tried, to the end or until they were given up; those that can't be,
-        too."""
+        """Setups tried to the end or given up, and impossible ones."""
+        finished = (self._states.COMPLETE, self._states.PRUNED)
         trials = self._study.get_trials(deepcopy=False)
-        return sum(
-            trial.state in (self._states.COMPLETE, self._states.PRUNED)
-            or "problem" in trial.user_attrs
-            for trial in trials
-        )
+        return sum(trial.state in finished or "problem" in trial.user_attrs for trial in trials)
 
     def best(self) -> list[Trial]:
-        """Different setups that were tried to the end, the best first; of equal setups the mean."""
+        """Different setups that were tried to the end, the best first; the mean of equal ones."""
         scores: dict[str, list[float]] = {}
         setups: dict[str, Setup] = {}
         for trial in self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,)):
-            setup = suggested(
-                self._optuna.trial.FixedTrial({**SPARED_NOTHING, **trial.params}), self._plan.space
-            )
+            setup = self._setup({**SPARED_NOTHING, **trial.params})
             setups[setup.key] = setup
             scores.setdefault(setup.key, []).append(float(trial.value or 0.0))
-        means = {key: sum(values) / len(values) for key, values in scores.items()}
-        return [Trial(setups[key], means[key]) for key in sorted(means, key=lambda key: means[key])]
+        trials = [Trial(setups[key], ratio(sum(each), len(each))) for key, each in scores.items()]
+        return sorted(trials, key=lambda trial: trial.score)
 
     @property
     def default(self) -> Setup:
-        """Where the search begins: what is done by default."""
-        first = starting_points(self._plan.space, self._plan.threads)[0]
-        return suggested(self._optuna.trial.FixedTrial(first), self._plan.space)
+        """Where the search begins: the defaults."""
+        return self._setup(self._starts[0])
 
-    def _one(self, done: int, measure: Measurer, show: Show, stop: Stop) -> bool:
-        """Try one setup; False where it was interrupted, and counts for nothing."""
+    def _setup(self, params: dict[str, Any]) -> Setup:
+        return suggested(self._optuna.trial.FixedTrial(params), self._plan.space)
+
+    def _try_next(self, done: int, measure: Measurer, show: Show, stop: Stop) -> bool:
+        """Try one setup; False if it was interrupted, and does not count."""
         self._study.sampler = self._optuna.samplers.TPESampler(
             seed=_seed(self._plan.seed, done), constant_liar=False
         )
-        starts = starting_points(self._plan.space, self._plan.threads)
-        if done < len(starts):
-            self._study.enqueue_trial(starts[done])
+        if done < len(self._starts):
+            self._study.enqueue_trial(self._starts[done])
         trial = self._study.ask()
         setup = suggested(trial, self._plan.space)
         try:
@@ -151,7 +148,7 @@ class Search:
         except D3DError as error:
             trial.set_user_attr("problem", str(error))
             self._study.tell(trial, state=self._states.FAIL)
-            show(done + 1, f"can't be: {setup} ({error})")
+            show(done + 1, f"impossible: {setup} ({error})")
             return True
         except BaseException:
             self._study.tell(trial, state=self._states.FAIL)
@@ -169,28 +166,30 @@ class Search:
     def _score(
         self, trial: optuna.Trial, setup: Setup, done: int, measure: Measurer, stop: Stop
     ) -> float | None:
-        """Time per token over plain decoding's, of the cases until it was given up; None where it
-        was interrupted."""
-        reference = Setup("plain", threads=self._plan.threads if self._plan.space.threads else None)
-        own, plain, score = [0.0, 0.0], [0.0, 0.0], 0.0
-        for step, case in enumerate(self._plan.cases):
+        """Time per token over plain decoding's, of the cases until it was given up; None if it was
+        interrupted."""
+        cases, threads = self._plan.cases, self._plan.threads
+        reference = Setup(threads=threads if self._plan.space.threads else None)
+        sums, plain_sums, score = [0.0, 0.0], [0.0, 0.0], 0.0
+        for step, case in enumerate(cases):
             if stop():
                 return None
-            pair = [(setup, own), (reference, plain)]
-            for one, sums in pair if (done + step) % 2 else reversed(pair):
-                measured = measure(one, case)
-                sums[0] += measured.seconds
-                sums[1] += measured.tokens
-            if not own[1] or not plain[1]:
+            pair = [(setup, sums), (reference, plain_sums)]
+            for measured, totals in pair if (done + step) % 2 else reversed(pair):
+                result = measure(measured, case)
+                totals[0] += result.seconds
+                totals[1] += result.tokens
+            if not sums[1] or not plain_sums[1]:
                 continue  # answers of one token say nothing
-            score = own[0] / own[1] / (plain[0] / plain[1])
+            score = ratio(ratio(*sums), ratio(*plain_sums))
             trial.report(score, step)
-            if step < len(self._plan.cases) - 1 and trial.should_prune():
+            if step < len(cases) - 1 and trial.should_prune():
                 trial.set_user_attr("given_up", True)
                 break
-        if not own[1]:
+        if not sums[1]:
             raise InvalidRequest(
-                "the search's answers are of one token each, so there is nothing to time; take other prompts"
+                "the search's answers are of one token each, so there is nothing to time; take "
+                "other prompts"
             )
         return score
 
@@ -211,7 +210,7 @@ def require_optuna() -> Any:
 
 @contextmanager
 def _quiet(optuna_module: Any) -> Iterator[None]:
-    """Without optuna's own log and its warnings about what is experimental there."""
+    """Silences optuna's log and its warnings about experimental features."""
     before = optuna_module.logging.get_verbosity()
     optuna_module.logging.set_verbosity(optuna_module.logging.ERROR)
     try:

@@ -1,54 +1,52 @@
-"""Recorded traffic: a line for each request, of what it asked and what drafting did, on this
-machine only and only if asked for.
+"""Recorded traffic: a line for each request, with what it asked for and what drafting did. It stays
+on this machine, and is recorded only on request.
 
-A line goes to the file in one write behind its end, so any number of programs may record into the
-same file; a line that a full disk or a kill has torn is passed over when the file is read."""
+Any number of programs may record into the same file; torn lines are skipped when it is read."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from d3d.core.types import SamplingParams
+from d3d.engine.params import SamplingParams
 from d3d.errors import InvalidRequest
+from d3d.files import Journal
 
 if TYPE_CHECKING:
-    from d3d.api import Messages, Model
-    from d3d.decoding.modes import ModeOptions
-    from d3d.decoding.results import GenerationResult
+    from d3d.api import Messages, Model, SpeculationOptions
+    from d3d.results import GenerationResult
 
 FORMAT: Literal[1] = 1
-OWN_MODE = 0o600
-"""Of a new file: what people ask is nobody else's business."""
+PERMISSIONS = 0o600
+"""Of a new file: requests are private."""
 
 
 class Record(BaseModel):
-    """One request. A round is (drafted, kept, committed)."""
+    """One request. A round is (draft_length, num_accepted, num_committed)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     traffic: Literal[1] = FORMAT
     date: str
     kind: Literal["raw", "chat", "later turn"]
-    """Text as it is, a conversation's first turn, or one of its later turns."""
+    """Raw text, the first turn of a conversation, or one of its later turns."""
     prompt_sha256: str
     """Of the token ids."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
     sampling: dict[str, Any]
-    """What is not its default; stops are counted, not told."""
+    """Parameters other than their defaults; of stops only their number."""
     mode: str
     options: dict[str, Any] = {}
-    """Of the mode, by name, as they came to be; what is missing had its default."""
+    """Of the mode, as resolved; missing ones had their defaults."""
     target: str
     """Fingerprint of its weights."""
     drafter: str | None = None
@@ -59,7 +57,7 @@ class Record(BaseModel):
     rounds: tuple[tuple[int, int, int], ...] = ()
     thinking: bool | None = None
     messages: list[dict[str, str]] | None = None
-    """Only where the text was to be recorded, as `text`."""
+    """Only if text was to be recorded; the same holds for `text`."""
     text: str | None = None
 
     @property
@@ -68,99 +66,84 @@ class Record(BaseModel):
 
 
 class Asked(NamedTuple):
-    """A request, as it was asked."""
+    """A request as it was asked."""
 
     prompt: str | Messages
-    options: ModeOptions
+    options: Mapping[str, Any]
+    """`method` and its options."""
     sampling: dict[str, Any]
     raw: bool = False
 
     @property
     def messages(self) -> Messages:
-        return (
-            [{"role": "user", "content": self.prompt}]
-            if isinstance(self.prompt, str)
-            else self.prompt
-        )
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return self.prompt
+
+    @property
+    def kind(self) -> Literal["raw", "chat", "later turn"]:
+        if self.raw:
+            return "raw"
+        turns = sum(message["role"] == "user" for message in self.messages)
+        return "chat" if turns < 2 else "later turn"
+
+
+def traffic_journal(path: Path) -> Journal:
+    return Journal(path, shared=True, permissions=PERMISSIONS)
 
 
 @dataclass(frozen=True)
 class TrafficLog:
-    """Where requests are recorded."""
+    """Records requests in a file."""
 
     path: Path
     with_text: bool = False
 
-    def add(self, model: Model, asked: Asked, result: GenerationResult) -> str | None:
-        """Record a request that has been answered. Returns why it could not be, for a warning: an
-        answer never fails for it."""
+    def add(self, model: Model, request: Asked, result: GenerationResult) -> str | None:
+        """Record an answered request. Returns a warning if that fails; an answer never does."""
         try:
-            append_line(
-                self.path, self._record(model, asked, result).model_dump_json(exclude_none=True)
-            )
+            record = self._record(model, request, result)
+            traffic_journal(self.path).append(record.model_dump_json(exclude_none=True))
         except (OSError, ValueError) as error:
             return f"the request was not recorded in {self.path}: {' '.join(str(error).split())}"
         return None
 
-    def _record(self, model: Model, asked: Asked, result: GenerationResult) -> Record:
-        speculation, messages = result.speculation, asked.messages
+    def _record(self, model: Model, request: Asked, result: GenerationResult) -> Record:
+        speculation, prompt = result.speculation, request.prompt
         mode = "plain" if speculation is None else speculation.mode
-        options = {
-            name: value
-            for name, value in model.options(mode, asked.options)._asdict().items()
-            if value is not None
-        }
-        text: dict[str, Any] = {"text": asked.prompt} if asked.raw else {"messages": messages}
+        config = model.config(**cast("SpeculationOptions", request.options))
+        options = config.model_dump(exclude={"method"}, exclude_none=True)
+        if speculation is not None:
+            options["draft_length"] = speculation.draft_length
+        text: dict[str, Any] = {}
+        if self.with_text:
+            text = {"text": prompt} if request.raw else {"messages": request.messages}
+        token_ids = model.encode(prompt, raw=request.raw, thinking=result.thinking)
         return Record(
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            kind="raw"
-            if asked.raw
-            else "chat"
-            if sum(message["role"] == "user" for message in messages) < 2
-            else "later turn",
-            prompt_sha256=ids_sha256(
-                model.encode(asked.prompt, raw=asked.raw, thinking=result.thinking)
-            ),
+            kind=request.kind,
+            prompt_sha256=ids_sha256(token_ids),
             prompt_tokens=result.usage.prompt_tokens,
             completion_tokens=result.usage.completion_tokens,
             finish_reason=result.finish_reason,
-            sampling=_told(asked.sampling),
+            sampling=_without_texts(request.sampling),
             mode=mode,
-            options=options
-            if speculation is None
-            else options | {"draft_length": speculation.draft_length},
+            options=options,
             target=model.target.fingerprint,
             drafter=None if speculation is None else model.drafter_fingerprint,
             quantize=result.quantize,
             ms_per_token=None if result.timing.tpot_s is None else 1000 * result.timing.tpot_s,
             rounds=tuple(
-                (stats.draft_length, stats.num_accepted, stats.num_committed)
-                for stats in result.rounds
+                (round_.draft_length, round_.num_accepted, round_.num_committed)
+                for round_ in result.rounds
             ),
             thinking=result.thinking,
-            **(text if self.with_text else {}),
+            **text,
         )
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line in one write behind the file's end; a torn line before it is ended first. Raises
-    OSError."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, OWN_MODE)
-    try:
-        end = os.lseek(file, 0, os.SEEK_END)
-        if end:
-            os.lseek(file, end - 1, os.SEEK_SET)
-        torn = bool(end) and os.read(file, 1) != b"\n"
-        content = f"{'' if not torn else chr(10)}{line}\n".encode()
-        if os.write(file, content) < len(content):
-            raise OSError("the disk is full")
-    finally:
-        os.close(file)
-
-
 def read_traffic(path: Path) -> tuple[list[Record], int]:
-    """Records, and how many lines were passed over as damaged. Raises InvalidRequest where there is
-    no record."""
+    """Records, and the number of damaged lines. Raises InvalidRequest if there is no record."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -175,13 +158,14 @@ def read_traffic(path: Path) -> tuple[list[Record], int]:
             damaged += 1
     if not records:
         raise InvalidRequest(
-            f"{path} holds no recorded request; d3d generate and d3d chat write them with --record {path}"
+            f"{path} holds no recorded request; d3d generate and d3d chat write them with "
+            f"--record {path}"
         )
     return records, damaged
 
 
 def is_traffic(path: Path) -> bool:
-    """Whether the first line of a file is a recorded request, or was meant to be one."""
+    """Whether the first line of a file is a recorded request, possibly a damaged one."""
     try:
         with path.open(encoding="utf-8") as file:
             first = json.loads(next((line for line in file if line.strip()), "{}"))
@@ -194,7 +178,7 @@ def ids_sha256(token_ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()
 
 
-def _told(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Without texts, which may give away what was asked."""
+def _without_texts(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Stop strings could reveal the request, so only their number is kept."""
     given = SamplingParams(**sampling).model_dump(mode="json", exclude_defaults=True)
     return {name: len(value) if name == "stop" else value for name, value in given.items()}

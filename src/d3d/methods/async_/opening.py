@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from d3d.errors import InvalidRequest
+from d3d.hub.open_drafter import ready_apart
 from d3d.hub.open_model import OpenModel, TargetModel, open_model
-from d3d.hub.ready import ready_apart
 from d3d.methods.async_.coordinator import Coordinator
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.placement import (

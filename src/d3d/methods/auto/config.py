@@ -61,7 +61,7 @@ class AutoConfig(MethodConfig):
             except InvalidRequest as error:
                 if method == "async" and self.placement is not None:
                     raise
-                left_out[method] = str(error).removeprefix("method: ").removeprefix("mode: ")
+                left_out[method] = str(error).removeprefix("method: ")
         self._refuse_options_of(left_out)
         return found, left_out
 
@@ -86,7 +86,9 @@ class AutoConfig(MethodConfig):
 
     def describe(self, facts: Facts) -> dict[str, Any]:
         found, left_out = self.candidates(facts)
-        methods = {"plain": {}} | {name: config.describe(facts) for name, config in found.items()}
+        methods: dict[str, dict[str, Any]] = {"plain": {}} | {
+            name: config.describe(facts) for name, config in found.items()
+        }
         if "fused" in methods and not isinstance(methods["fused"].get("rows"), int):
             methods["fused"]["rows"] = USUAL_ROWS
         return {"modes": methods, "left_out": left_out}

@@ -54,18 +54,18 @@ def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -
     """`check_fused` without the weights."""
     if not clean_rows_are_targets:
         raise InvalidRequest(
-            "mode: fused needs a drafter that is the target itself with deltas at slots only, "
+            "method: fused needs a drafter that is the target itself with deltas at slots only, "
             "whose clean rows are the target's; with this one, serial and plain work"
         )
     if config.anchor_slot:
         raise InvalidRequest(
-            "mode: fused drafts behind rows whose bonus token it does not know yet, and this "
+            "method: fused drafts behind rows whose bonus token it does not know yet, and this "
             "drafter's blocks begin with that token (anchor_slot); with this one, serial, async "
             "and plain work"
         )
     if config.alignment != "next" or config.block_size < 2:
         raise InvalidRequest(
-            "mode: fused needs a drafter of alignment next with blocks of two or more, whose slots "
+            "method: fused needs a drafter of alignment next with blocks of two or more, whose slots "
             "predict what follows the bonus token; with this one, serial and plain work"
         )
 

@@ -16,9 +16,7 @@ class NgramDrafter(Drafter):
         """shortest, longest: tokens of the runs that are looked for. Raises ValueError unless
         1 <= shortest <= longest."""
         if not 1 <= shortest <= longest:
-            raise ValueError(
-                f"shortest must be within 1 and longest, got {shortest} and {longest}"
-            )
+            raise ValueError(f"shortest must be within 1 and longest, got {shortest} and {longest}")
         self.max_draft_length = max_draft_length
         self._shortest, self._longest = shortest, longest
         self._pasts: dict[int, PromptLookup] = {}

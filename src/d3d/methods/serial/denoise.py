@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from d3d.engine.drafter import NO_DRAFT, Draft
-from d3d.model.choice import Chosen
-from d3d.model.drafter import SEEN_TOKENS, DrafterConfig, DrafterModel
+from d3d.model.choice import SEEN_TOKENS, Chosen
+from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.kv_cache import KVCache, Window
 from d3d.model.layout import MASKED, PassLayout, SlotGroup, lay_out
 

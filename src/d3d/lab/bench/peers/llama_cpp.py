@@ -1,10 +1,9 @@
-"""llama.cpp through the wheel `xllamacpp`, on the GGUF file that the target was made of, in a
-process of its own.
+"""llama.cpp through the wheel `xllamacpp`, on the target's GGUF file, in a process of its own.
 
-It computes in the file's own quantisation, we in the dequantised weights, so its answers may differ
-from ours at near-ties. In this process its threads would be managed by the same OpenMP library as
-torch's; more threads than cores in all, and that library lets all of them sleep between parallel
-sections, even while only one side works (docs/log.md)."""
+It computes in the file's quantisation, we in dequantised weights, so its answers may differ from
+ours at near-ties. A process of its own, since its threads and torch's would share one OpenMP
+library, which puts all of them to sleep between parallel sections once there are more threads than
+cores (docs/log.md)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from d3d.hub.cache import file_sha256
 from d3d.hub.download import fetch
 from d3d.hub.open_model import TargetModel
 from d3d.hub.presets import PRESETS
-from d3d.lab.bench.answers import Answer, Question, Setting, Stopwatch
-from d3d.lab.bench.peers.extras import needed
+from d3d.lab.bench.answers import DeliveryTimer, Question, Setting, TimedAnswer
+from d3d.lab.bench.peers import needed
 
 MAX_CONTEXT = 8192
 QUIET = -1
@@ -30,13 +29,14 @@ PATIENCE_S = 5.0
 
 
 def gguf_file(target: str, given: str | None) -> Path:
-    """The file to run. Raises InvalidRequest where the target is none and no other was given."""
+    """The file to run: `given`, or the target's own. Raises InvalidRequest if there is none."""
     if given is None and target in PRESETS:
         return fetch(PRESETS[target])
     path = Path(given or target).expanduser()
     if path.suffix.lower() != ".gguf":
         raise InvalidRequest(
-            f"method llama_cpp: {target} is no GGUF file; give the same model as one with --gguf FILE"
+            f"method llama_cpp: {target} is no GGUF file; "
+            "give the same model as one with --gguf FILE"
         )
     if not path.is_file():
         raise InvalidRequest(f"method llama_cpp: there is no file {path}")
@@ -44,11 +44,10 @@ def gguf_file(target: str, given: str | None) -> Path:
 
 
 class LlamaCpp:
-    """Greedy, one slot, as many threads as torch has, no reuse of earlier prompts."""
+    """Greedy, one slot, torch's number of threads, no prompt cache."""
 
     def __init__(self, path: Path, target: TargetModel, *, ignore_eos: bool = False) -> None:
-        """Raises MissingExtra without the wheel, InvalidRequest where llama.cpp can't open the
-        file."""
+        """Raises MissingExtra without the wheel, InvalidRequest if the file can't be opened."""
         needed("xllamacpp", "llama.cpp")
         self._path = path
         self._ignore_eos = ignore_eos
@@ -64,10 +63,10 @@ class LlamaCpp:
             self.close()
             raise InvalidRequest(f"method llama_cpp: {path} can't be opened ({problem})")
 
-    def answer(self, question: Question, setting: Setting) -> Answer:
-        """Raises InvalidRequest for what llama.cpp refuses, a prompt beyond its context for one."""
-        watch = Stopwatch()
-        chunks = _Chunks(watch)
+    def answer(self, question: Question, setting: Setting) -> TimedAnswer:
+        """Raises InvalidRequest if llama.cpp refuses the prompt, for example as too long."""
+        timer = DeliveryTimer()
+        chunks = _Chunks(timer)
         request = {
             "prompt": question.token_ids,
             "max_tokens": setting.max_tokens,
@@ -82,17 +81,18 @@ class LlamaCpp:
         self._line.send(request)
         while isinstance(message := self._receive(), dict):
             chunks.take(message)
-        wall_s = watch.elapsed()
+        wall_s = timer.elapsed()
         if (problem := message or chunks.error) is not None:
+            count = len(question.token_ids)
             raise InvalidRequest(
-                f"method llama_cpp: it refuses a prompt of {len(question.token_ids)} tokens ({problem})"
+                f"method llama_cpp: it refuses a prompt of {count} tokens ({problem})"
             )
-        return Answer(
+        return TimedAnswer(
             text="".join(chunks.texts),
             token_ids=None,
             num_tokens=chunks.num_tokens,
             finish_reason=chunks.finish_reason,
-            deliveries=watch.deliveries,
+            deliveries=timer.deliveries,
             wall_s=wall_s,
         )
 
@@ -104,7 +104,8 @@ class LlamaCpp:
             "threads": self._threads,
             "device": "cpu",
             "process": "its own",
-            "note": "the wheel is built for any x86-64 or arm64 processor; llama.cpp built for this one can be faster",
+            "note": "the wheel is built for any x86-64 or arm64 processor; "
+            "llama.cpp built for this one can be faster",
         }
 
     def close(self) -> None:
@@ -113,18 +114,18 @@ class LlamaCpp:
         self._process.kill()
 
     def _receive(self) -> dict[str, Any] | str | None:
-        """A chunk of the stream; or what went wrong, or None, where there will be no more."""
+        """A chunk of the stream; at its end None, or the error."""
         try:
             message: dict[str, Any] | str | None = self._line.recv()
         except (EOFError, OSError) as error:
             raise InvalidRequest(
-                "method llama_cpp: its process has ended before it answered; is there memory enough?"
+                "method llama_cpp: its process ended before it answered; is there enough memory?"
             ) from error
         return message
 
 
 def _serve(line: Connection, path: str, context: int, threads: int) -> None:
-    """The process: opens the model, then answers requests until the line is closed."""
+    """Body of the process: open the model, then answer requests until the line is closed."""
     library = needed("xllamacpp", "llama.cpp")
     parameters = library.CommonParams()
     parameters.model.path = path
@@ -150,7 +151,7 @@ def _serve(line: Connection, path: str, context: int, threads: int) -> None:
 
 
 def _next(line: Connection) -> dict[str, Any] | None:
-    """None where nobody asks any more."""
+    """The next request; None if the line is closed."""
     try:
         request: dict[str, Any] = line.recv()
     except (EOFError, OSError):
@@ -159,10 +160,10 @@ def _next(line: Connection) -> dict[str, Any] | None:
 
 
 class _Chunks:
-    """What the stream brings; each chunk says how many tokens there are by now."""
+    """Collects the stream's chunks; each reports the number of tokens so far."""
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
+    def __init__(self, timer: DeliveryTimer) -> None:
+        self._timer = timer
         self.num_tokens = 0
         self.texts: list[str] = []
         self.finish_reason = "length"
@@ -174,7 +175,7 @@ class _Chunks:
             return
         choice = chunk["choices"][0]
         total = int(chunk.get("timings", {}).get("predicted_n", self.num_tokens))
-        self._watch.deliver(total - self.num_tokens)
+        self._timer.deliver(total - self.num_tokens)
         self.num_tokens = max(self.num_tokens, total)
         self.texts.append(choice["text"])
         self.finish_reason = choice["finish_reason"] or self.finish_reason

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat protocol: vLLM, SGLang, llama.cpp's, or our own."""
+"""A server with OpenAI's chat API: vLLM, SGLang, llama.cpp's, or our own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from d3d.errors import InvalidRequest
-from d3d.lab.bench.answers import Answer, Delivery, Question, Setting, Stopwatch
-from d3d.lab.bench.peers.extras import needed
+from d3d.lab.bench.answers import Delivery, DeliveryTimer, Question, Setting, TimedAnswer
+from d3d.lab.bench.peers import needed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TIMEOUT_S = 600.0
 TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
-"""Deltas that are tokens of the answer, whatever a server calls them."""
+"""Fields of a delta that hold answer tokens; servers name them differently."""
 
 
 class OpenAIServer:
@@ -30,9 +30,9 @@ class OpenAIServer:
         tokenizer: PreTrainedTokenizerFast | None = None,
         transport: Any = None,
     ) -> None:
-        """url: up to and with `/v1`. model: by default the first that the server names. tokenizer:
-        counts tokens where the server does not. transport: of the HTTP client, for tests. Raises
-        MissingExtra, and InvalidRequest where no server answers."""
+        """url: up to and including `/v1`. model: default: the server's first. tokenizer: counts
+        tokens if the server does not. transport: of the HTTP client, for tests. Raises
+        MissingExtra, and InvalidRequest if no server answers."""
         self._http = needed("httpx2", "a server by its URL")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url.rstrip("/")
@@ -46,20 +46,16 @@ class OpenAIServer:
             reply.raise_for_status()
             return str(reply.json()["data"][0]["id"])
         except (
-            self._http.HTTPError,
-            self._http.InvalidURL,
-            ValueError,
-            KeyError,
-            IndexError,
-            TypeError,
+            *(self._http.HTTPError, self._http.InvalidURL),
+            *(ValueError, KeyError, IndexError, TypeError),
         ) as error:
             raise InvalidRequest(
-                f"method server: {self._url} names no model ({type(error).__name__}: {error}); check --server-url, or name one with "
-                f"--server-model"
+                f"method server: {self._url} names no model ({type(error).__name__}: {error}); "
+                "check --server-url, or name one with --server-model"
             ) from error
 
-    def answer(self, question: Question, setting: Setting) -> Answer:
-        """Raises InvalidRequest for an error of the server's."""
+    def answer(self, question: Question, setting: Setting) -> TimedAnswer:
+        """Raises InvalidRequest if the server reports an error."""
         body = {
             "model": self._model,
             "messages": question.messages,
@@ -68,7 +64,7 @@ class OpenAIServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        watch = Stopwatch()
+        timer = DeliveryTimer()
         pieces: list[tuple[float, str]] = []
         finish, usage = "length", None
         for chunk in self._chunks(body):
@@ -77,21 +73,20 @@ class OpenAIServer:
                 delta = choice.get("delta") or {}
                 text = "".join(delta.get(name) or "" for name in TEXT_FIELDS)
                 if text:
-                    pieces.append((watch.elapsed(), text))
+                    pieces.append((timer.elapsed(), text))
                 finish = choice.get("finish_reason") or finish
-        wall_s = watch.elapsed()
+        wall_s = timer.elapsed()
         text = "".join(text for _, text in pieces)
         count = int(usage) if usage is not None else self._count(text)
-        return Answer(text, None, count, finish, tuple(spread(pieces, count)), wall_s=wall_s)
+        return TimedAnswer(text, None, count, finish, tuple(spread(pieces, count)), wall_s=wall_s)
 
     def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as reply:
                 if reply.status_code >= 400:
                     reply.read()
-                    raise InvalidRequest(
-                        f"method server: {self._url} answers {reply.status_code}: {reply.text[:300]}"
-                    )
+                    told = f"{reply.status_code}: {reply.text[:300]}"
+                    raise InvalidRequest(f"method server: {self._url} answers {told}")
                 for line in reply.iter_lines():
                     content = line.removeprefix("data:").strip()
                     if line.startswith("data:") and content != "[DONE]":
@@ -102,11 +97,9 @@ class OpenAIServer:
             ) from error
 
     def _count(self, text: str) -> int:
-        return (
-            0
-            if self._tokenizer is None
-            else len(self._tokenizer.encode(text, add_special_tokens=False))
-        )
+        if self._tokenizer is None:
+            return 0
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -120,8 +113,8 @@ class OpenAIServer:
 
 
 def spread(pieces: list[tuple[float, str]], count: int) -> Iterator[Delivery]:
-    """A server tells how many tokens there were in all, not in each piece: they are shared out by
-    characters, the first piece at least one."""
+    """Distribute the answer's tokens over its pieces by characters, at least one to the first: a
+    server reports their total only."""
     characters = sum(len(text) for _, text in pieces)
     seen = given = 0
     for place, (at_s, text) in enumerate(pieces):

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.fingerprint import first_difference
-from d3d.hub.loading import load_tokenizer, resolve_model
-from d3d.hub.open_model import TargetModel
-from d3d.hub.quiet import quiet_transformers
-from d3d.lab.bench.answers import Answer, Question, Setting, Stopwatch
+from d3d.hub.names import resolve_model
+from d3d.hub.open_model import TargetModel, load_tokenizer
+from d3d.hub.terminal import quiet_transformers
+from d3d.lab.bench.answers import DeliveryTimer, Question, Setting, TimedAnswer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class TransformersPeer:
-    """The same checkpoint directory, dtype and device as our engine's."""
+    """Runs the target's checkpoint directory in our engine's dtype and on its device."""
 
     def __init__(
         self,
@@ -31,11 +31,12 @@ class TransformersPeer:
         *,
         ignore_eos: bool = False,
     ) -> None:
-        """kind: plain, lookup or assistant. Raises InvalidRequest without an assistant where one is
-        needed, InvalidCheckpoint where its tokenizer is another."""
+        """kind: plain, lookup or assistant. Raises InvalidRequest if the assistant is missing,
+        InvalidCheckpoint if it has another tokenizer."""
         if kind == "assistant" and assistant is None:
             raise InvalidRequest(
-                "method transformers_assistant: name the assistant with --assistant or --draft-model"
+                "method transformers_assistant: "
+                "name the assistant with --assistant or --draft-model"
             )
         self._target = target
         self._kind = kind
@@ -48,7 +49,8 @@ class TransformersPeer:
             difference = first_difference(load_tokenizer(path), target.tokenizer)
             if difference is not None:
                 raise InvalidCheckpoint(
-                    f"{assistant} can't assist {target.source}: {difference}; take a model of the target's own family"
+                    f"{assistant} can't assist {target.source}: {difference}; "
+                    "choose a model of the target's own family"
                 )
             self._assistant = self._load(str(path))
 
@@ -60,8 +62,7 @@ class TransformersPeer:
             model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=self._target.dtype, local_files_only=True
             )
-        # a checkpoint's own may sample or penalise; what is compared is greedy decoding of the
-        # model itself
+        # the checkpoint's own config may sample or penalise; greedy decoding is compared
         model.generation_config = GenerationConfig(
             do_sample=False,
             eos_token_id=None if self._ignore_eos else ends or None,
@@ -71,28 +72,27 @@ class TransformersPeer:
         return moved
 
     @torch.inference_mode()
-    def answer(self, question: Question, setting: Setting) -> Answer:
+    def answer(self, question: Question, setting: Setting) -> TimedAnswer:
         ids = torch.tensor([question.token_ids], device=self._target.device)
-        watch = Stopwatch()
+        timer = DeliveryTimer()
         with quiet_transformers():
             output = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=setting.max_tokens,
-                streamer=_Streamer(watch),
+                streamer=_Streamer(timer),
                 **self._speculation(setting),
             )
-        wall_s = watch.elapsed()
+        wall_s = timer.elapsed()
         answered = tuple(output[0, len(question.token_ids) :].tolist())
-        ended = (
-            bool(answered) and answered[-1] in self._target.eos_token_ids and not self._ignore_eos
-        )
-        return Answer(
+        has_end = bool(answered) and answered[-1] in self._target.eos_token_ids
+        ended = has_end and not self._ignore_eos
+        return TimedAnswer(
             text=str(self._target.tokenizer.decode(answered, skip_special_tokens=True)),
             token_ids=answered,
             num_tokens=len(answered),
             finish_reason="stop" if ended else "length",
-            deliveries=watch.deliveries,
+            deliveries=timer.deliveries,
             wall_s=wall_s,
         )
 
@@ -117,16 +117,16 @@ class TransformersPeer:
 
 
 class _Streamer:
-    """Takes what `generate` hands out; first of all that is the prompt."""
+    """Streamer for `generate`, which passes the prompt first."""
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
+    def __init__(self, timer: DeliveryTimer) -> None:
+        self._timer = timer
         self._has_prompt = False
 
     def put(self, value: Tensor) -> None:
         if self._has_prompt:
-            self._watch.deliver(value.numel())
+            self._timer.deliver(value.numel())
         self._has_prompt = True
 
     def end(self) -> None:
-        """Nothing is held back, so nothing is left."""
+        """Nothing is buffered."""

@@ -1,0 +1,132 @@
+"""What `generate` and `chat` do around an answer: read the prompt, record, trace, and note."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from d3d.cli.options import ModelChoice
+from d3d.config import SpeculativeChoice
+from d3d.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from d3d.api import Model
+    from d3d.hub.open_model import TargetModel
+    from d3d.lab.tune.traffic import Asked, TrafficLog
+    from d3d.results import GenerationResult
+
+
+def note_speculation(result: GenerationResult) -> None:
+    """On standard error: what auto mode has chosen and why, and what went wrong."""
+    from d3d.cli.console import note
+
+    if result.speculation is None:
+        return
+    if result.speculation.choice is not None:
+        note(f"auto: {result.speculation.choice.why}")
+    for warning in result.speculation.warnings:
+        note(f"warning: {warning}", "yellow")
+
+
+def show_dry_run(
+    choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int, *, as_json: bool
+) -> None:
+    """Print what would run where. Raises InvalidRequest, InvalidCheckpoint."""
+    from d3d.cli.dry_run import dry_run, lines
+
+    plan = dry_run(choice, asked, max_tokens)
+    typer.echo(json.dumps(plan) if as_json else "\n".join(lines(plan)))
+
+
+def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
+    """The prompt, given as argument or as --prompt; `-` is standard input without its last newline.
+    Raises InvalidRequest for none, for an empty one, and for two."""
+    from d3d.api import check_prompt
+
+    if prompt is not None and option is not None and prompt != option:
+        raise InvalidRequest("PROMPT and --prompt are both given; give one of them")
+    text = prompt if prompt is not None else option
+    if text is None:
+        raise InvalidRequest(
+            "PROMPT: it is missing; d3d generate 'Why is the sky blue?' (- reads standard input)"
+        )
+    if text == "-":
+        try:
+            text = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
+    check_prompt(text, raw=raw)
+    return text
+
+
+def check_trace(path: Path | None) -> None:
+    """Raises InvalidRequest if no file can be written, before anything is computed."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise InvalidRequest(
+            f"--trace {path}: there is no such directory, or it is one; name a file in a directory "
+            "that exists"
+        )
+
+
+def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
+    """Raises InvalidRequest if nothing can be recorded, before anything is computed."""
+    from d3d.lab.tune.traffic import TrafficLog
+
+    if path is None:
+        if with_text:
+            raise InvalidRequest(
+                "--record-text says what goes into the file of --record; name one, or leave it out"
+            )
+        return None
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InvalidRequest(
+            f"--record {path}: there is no such directory, or it is one; name a file in a "
+            "directory that exists"
+        )
+    return TrafficLog(path, with_text)
+
+
+def record_request(
+    log: TrafficLog | None, model: Model, asked: Asked, result: GenerationResult
+) -> None:
+    """Add a line to the log, if there is one; a warning if that fails."""
+    from d3d.cli.console import note
+
+    if log is not None and (problem := log.add(model, asked, result)):
+        note(f"warning: {problem}", "yellow")
+
+
+def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
+    """With what d3d plan has to know to model the same rounds. Raises InvalidRequest if the file
+    can't be written."""
+    import torch
+
+    from d3d.engine.trace import chrome_trace
+
+    about = {
+        "mode": "plain" if result.speculation is None else result.speculation.mode,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "prompt_tokens": result.usage.prompt_tokens,
+        "tpot_s": result.timing.tpot_s,
+    }
+    try:
+        path.write_text(json.dumps(chrome_trace(result.rounds, about)))
+    except OSError as error:
+        raise InvalidRequest(f"--trace {path} can't be written: {error}") from error
+
+
+def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:
+    """What to tell somebody who sets a switch that this model's chat template does not have."""
+    from d3d.hub.chat import heeds_thinking
+
+    if thinking is None or heeds_thinking(model.tokenizer):
+        return None
+    return (
+        f"warning: the chat template of {model.source} does not look at enable_thinking, so "
+        "--thinking/--no-thinking changes nothing"
+    )

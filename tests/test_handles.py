@@ -1,0 +1,209 @@
+"""`Model.add`: requests that come and go while others run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import d3d
+from d3d.engine.sampling import LogitRows
+from d3d.errors import InvalidRequest
+
+LONG = {"max_tokens": 60, "ignore_eos": True}
+PROMPTS = [[5 + place, 17, 80, 3 + place] for place in range(6)]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_target: Path, tiny_drafter: Path) -> Iterator[d3d.Model]:
+    with d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32") as loaded:
+        yield loaded
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(model: d3d.Model) -> Iterator[None]:
+    yield
+    assert model.parts.target.num_held == 0
+    assert all(not built.drafter or not built.drafter.num_held for built in model._built.values())
+
+
+def plain(model: d3d.Model, prompt: list[int], **options: Any) -> tuple[int, ...]:
+    return model.generate(prompt, method="plain", **{**LONG, **options}).token_ids
+
+
+@pytest.mark.parametrize("method", ["plain", "serial", "fused", "async", "auto", "ngram"])
+def test_requests_join_at_any_round_and_are_answered_as_if_alone(
+    model: d3d.Model, method: str
+) -> None:
+    handles = []
+    for prompt in PROMPTS:
+        handles.append(model.add(prompt, method=method, **LONG))
+        for _ in range(3):
+            assert model.step()
+    results = [handle.result() for handle in handles]
+    assert [result.token_ids for result in results] == [plain(model, p) for p in PROMPTS]
+    assert not model.step(), "there is nothing left to do"
+
+
+def test_iterating_one_handle_brings_the_others_on(model: d3d.Model) -> None:
+    first, second = (model.add(prompt, **LONG) for prompt in PROMPTS[:2])
+    chunks = list(first)
+    assert [i for chunk in chunks for i in chunk.token_ids] == list(plain(model, PROMPTS[0]))
+    assert chunks[-1].result is not None
+    assert chunks[-1].result == first.result()
+    assert second.request.num_answer_tokens > 1
+    assert second.result().token_ids == plain(model, PROMPTS[1])
+
+
+def test_chunks_can_be_awaited(model: d3d.Model) -> None:
+    async def answer(prompt: list[int]) -> list[int]:
+        handle = model.add(prompt, **LONG)
+        return [token_id async for chunk in handle for token_id in chunk.token_ids]
+
+    async def answers() -> list[list[int]]:
+        return list(await asyncio.gather(*map(answer, PROMPTS[:3])))
+
+    found = asyncio.run(answers())
+    assert [tuple(ids) for ids in found] == [plain(model, prompt) for prompt in PROMPTS[:3]]
+
+
+def test_a_cancelled_request_returns_what_it_has(model: d3d.Model) -> None:
+    whole = plain(model, PROMPTS[0])
+    handle, other = model.add(PROMPTS[0], **LONG), model.add(PROMPTS[1], **LONG)
+    model.step()
+    model.step()
+    handle.cancel()
+    result = handle.result()
+    assert result.finish_reason == "cancelled"
+    assert 0 < len(result.token_ids) < len(whole)
+    assert result.token_ids == whole[: len(result.token_ids)]
+    assert other.result().token_ids == plain(model, PROMPTS[1])
+    handle.cancel()
+    assert other.result().finish_reason == "length"
+
+
+def test_one_that_is_cancelled_before_its_first_token_is_empty(model: d3d.Model) -> None:
+    handle = model.add(PROMPTS[0], **LONG)
+    handle.cancel()
+    result = handle.result()
+    assert (result.token_ids, result.text, result.finish_reason) == ((), "", "cancelled")
+    assert list(handle) == []
+
+
+def test_close_cancels_all_and_the_model_stays_of_use(model: d3d.Model) -> None:
+    handles = [model.add(prompt, **LONG) for prompt in PROMPTS[:3]]
+    model.step()
+    model.close()
+    assert [handle.result().finish_reason for handle in handles] == ["cancelled"] * 3
+    assert model.generate(PROMPTS[0], **LONG).token_ids == plain(model, PROMPTS[0])
+
+
+def test_a_request_that_the_target_fails_on_raises_from_result(
+    model: d3d.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> list[LogitRows]:
+        raise RuntimeError("out of luck")
+
+    handle = model.add(PROMPTS[0], method="plain", **LONG)
+    model.step()
+    monkeypatch.setattr(model.parts.target, "verify", fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        handle.result()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        list(handle)
+
+
+def test_impossible_requests_are_refused_when_they_are_added(model: d3d.Model) -> None:
+    with pytest.raises(InvalidRequest, match="rows: method serial has no such option"):
+        model.add(PROMPTS[0], method="serial", rows=8)
+    with pytest.raises(InvalidRequest, match="prompt: it is empty"):
+        model.add("")
+
+
+def test_threads_add_iterate_and_cancel_while_others_step(model: d3d.Model) -> None:
+    whole = [plain(model, prompt) for prompt in PROMPTS]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def answer(place: int) -> None:
+        handle = model.add(
+            PROMPTS[place % 6], method=("plain", "serial", "fused")[place % 3], **LONG
+        )
+        if place % 4 == 3:
+            next(iter(handle))
+            handle.cancel()
+        found[place] = handle.result().token_ids
+
+    threads = [threading.Thread(target=answer, args=(place,)) for place in range(18)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(found) == 18
+    for place, ids in found.items():
+        expected = whole[place % 6]
+        assert ids == (expected[: len(ids)] if place % 4 == 3 else expected)
+
+
+def test_a_reader_that_goes_away_leaves_nothing_behind(model: d3d.Model) -> None:
+    chunks = model.stream(PROMPTS[0], **LONG)
+    next(chunks)
+    assert model.parts.target.num_held == 1
+    chunks.close()  # type: ignore[attr-defined]
+    assert model.parts.target.num_held == 0
+
+
+def test_vllms_and_transformers_names_are_understood(model: d3d.Model) -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    result = model.generate(PROMPTS[0], speculative_config=config, **LONG)
+    assert result.token_ids == plain(model, PROMPTS[0])
+    assert result.speculation is not None
+    assert (result.speculation.mode, result.speculation.draft_length) == ("ngram", 4)
+    assert result.speculation.lookup_rounds > 0
+    for options in ({"num_assistant_tokens": 3}, {"num_speculative_tokens": 3}):
+        speculation = model.generate(PROMPTS[0], **options, **LONG).speculation
+        assert speculation is not None
+        assert speculation.draft_length == 3
+    looked_up = model.generate(PROMPTS[0], prompt_lookup_num_tokens=2, **LONG).speculation
+    assert looked_up is not None
+    assert (looked_up.mode, looked_up.draft_length) == ("ngram", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative_config": {"metod": "ngram"}}, "there is no key 'metod'; there are: method"),
+        ({"speculative_config": "{"}, "speculative_config: it is not JSON"),
+        ({"speculative_config": {"model": "x"}}, "the drafter is named when the model is loaded"),
+        ({"method": "serial", "mode": "plain"}, "'serial' and 'plain' are both asked for"),
+        ({"draft_length": 3, "num_assistant_tokens": 4}, "are one option"),
+        (
+            {"draft_length": 3, "speculative_config": {"num_speculative_tokens": 2}},
+            "draft_length: 2 in speculative_config and 3",
+        ),
+        (
+            {"speculative_config": {"prompt_lookup_min": 4, "prompt_lookup_max": 2}},
+            "prompt_lookup_min",
+        ),
+    ],
+)
+def test_contradictions_and_typos_are_named(
+    model: d3d.Model, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        model.add(PROMPTS[0], **options)
+    assert message in str(caught.value)
+
+
+def test_every_option_of_a_request_is_typed() -> None:
+    from d3d.api import RequestOptions, SamplingOptions, SpeculationOptions
+    from d3d.config import OPTION_ALIASES, OPTIONS
+
+    assert SamplingOptions.__annotations__.keys() == d3d.SamplingParams.model_fields.keys()
+    extra = {"method", "mode", "prompt_lookup_num_tokens", "speculative_config"}
+    names = OPTIONS.keys() | OPTION_ALIASES.keys() | extra
+    assert SpeculationOptions.__annotations__.keys() == names
+    assert RequestOptions.__annotations__.keys() >= names | {"raw", "thinking"}
