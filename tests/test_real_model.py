@@ -19,7 +19,8 @@ from d3d.target.native import NativeTarget
 pytestmark = pytest.mark.real_model
 
 PROMPTS = (
-    "Tom has 3 boxes with 8 pencils in each. He gives 5 pencils to a friend. How many pencils does he have left?",
+    "Tom has 3 boxes with 8 pencils in each. He gives 5 pencils to a friend. How many pencils does "
+    "he have left?",
     "Write a Python function that counts the vowels in a string.",
 )
 
@@ -138,7 +139,10 @@ def test_a_thinned_preset_gives_the_targets_own_ids_in_fewer_passes(
     smollm2: Path, name: str, mode: str, tokens_a_round: float
 ) -> None:
     thinned = d3d.load(name, dtype="float32")
-    question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
+    question = (
+        "A baker sells 24 rolls in the morning and twice as many in the afternoon. "
+        "How many rolls is that?"
+    )
     plain, drafted = (
         thinned.generate(question, mode=way, max_tokens=48) for way in ("plain", None)
     )
