@@ -291,9 +291,9 @@ def _target_parameters(default: str | None) -> tuple[inspect.Parameter, ...]:
 def _one_target(given: dict[str, Any]) -> str | None:
     """Raises InvalidRequest for two different targets, and for an empty name."""
     model, target = given["model"], given["target"]
-    for option, value in (("--model", model), ("--target", target)):
+    for flag, value in (("--model", model), ("--target", target)):
         if value is not None and not value.strip():
-            raise InvalidRequest(f"{option} is empty; name something, or leave it out")
+            raise InvalidRequest(f"{flag} is empty; name something, or leave it out")
     if model is not None and target is not None and model != target:
         raise InvalidRequest(
             f"--model {model} and --target {target} name two targets; give one of them"
