@@ -11,6 +11,7 @@ import pytest
 import d3d
 from d3d.api import Model
 from d3d.errors import InvalidRequest
+from d3d.methods.auto.chooser import PLAIN_ROUNDS
 from support.command import d3d as command
 from support.tiny_model import write_tiny_drafter
 
@@ -59,7 +60,9 @@ def test_without_a_drafter_it_is_plain_and_says_why(tiny_target: Path) -> None:
     choice = result.to_dict()["speculation"]["auto"]
     assert choice["mode"] == "plain"
     assert set(choice["left_out"].values()) == {"there is no drafter"}
-    with pytest.raises(InvalidRequest, match="draft length: auto drafts nothing here"):
+    with pytest.raises(
+        InvalidRequest, match="draft_length: auto leaves serial out here: there is no drafter"
+    ):
         bare.generate(PROMPT, mode="auto", draft_length=4)
 
 
@@ -75,7 +78,7 @@ def test_a_drafter_with_weights_of_its_own_leaves_fused_mode_out(
     result = own.generate(PROMPT, mode="auto", **LONG)
     assert result.token_ids == own.generate(PROMPT, mode="plain", **LONG).token_ids
     assert "deltas at slots only" in result.to_dict()["speculation"]["auto"]["left_out"]["fused"]
-    with pytest.raises(InvalidRequest, match="rows: auto leaves fused mode out"):
+    with pytest.raises(InvalidRequest, match="rows: auto leaves fused out"):
         own.generate(PROMPT, mode="auto", rows=8)
 
 
@@ -95,8 +98,8 @@ def test_a_named_placement_makes_async_mode_a_candidate(model: Model) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"draft_length": 7}, "draft length: 7"),
-        ({"num_denoise_steps": 9}, "denoise steps: 9"),
+        ({"draft_length": 7}, "draft_length: 7"),
+        ({"num_denoise_steps": 9}, "num_denoise_steps: 9"),
         ({"placement": "cellar"}, "placement: 'cellar'"),
         ({"placement": "thread", "outcomes": 0}, "outcomes: 0"),
     ],

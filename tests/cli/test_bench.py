@@ -57,12 +57,12 @@ def rows(tmp_path: Path, name: str = "first") -> list[dict[str, Any]]:
 
 
 def test_run_report_and_compare(bench: Any, tmp_path: Path) -> None:
-    outcome = bench("--method", "serial", "--method", "lookup", "--prompts", 2, "--draft-length", 2)
+    outcome = bench("--method", "serial", "--method", "ngram", "--prompts", 2, "--draft-length", 2)
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith(f"{tmp_path / 'results' / 'first'}: 6 answers")
     assert "6/6" in outcome.err
     found = rows(tmp_path)
-    assert {row["method"] for row in found} == {"plain", "serial", "lookup"}
+    assert {row["method"] for row in found} == {"plain", "serial", "ngram"}
     assert all(row["completion_tokens"] <= 6 for row in found)
     directory = tmp_path / "results" / "first"
     outcome = d3d("bench", "report", directory, "--no-pictures")
@@ -85,9 +85,9 @@ def test_run_report_and_compare(bench: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_is_extended_by_the_same_command_with_more(bench: Any, tmp_path: Path) -> None:
-    assert bench("--method", "lookup", "--prompts", 1).code == 0
+    assert bench("--method", "ngram", "--prompts", 1).code == 0
     before = rows(tmp_path)
-    assert bench("--method", "lookup", "--prompts", 3).code == 0
+    assert bench("--method", "ngram", "--prompts", 3).code == 0
     after = rows(tmp_path)
     assert after[: len(before)] == before
     assert len(after) == 6
@@ -112,7 +112,7 @@ def test_the_report_goes_where_it_is_told(tmp_path: Path) -> None:
         (("--method", "transformers", "--temperature", 1), "compared greedily"),
         (("--set", "nope"), "there is no set of this name"),
         (("--set", "gsm8k"), "--data"),
-        (("--draft-length", 99), "draft length: 99"),
+        (("--draft-length", 99), "draft_length: 99"),
         (("--temperature", "nan"), "temperature"),
         (("--prompts", -1), "prompts"),
     ],
@@ -131,8 +131,8 @@ def test_a_name_is_a_plain_word(bench: Any, name: str) -> None:
 
 
 def test_another_setting_under_the_same_name_is_refused(bench: Any) -> None:
-    assert bench("--method", "lookup", "--prompts", 1).code == 0
-    assert bench("--method", "lookup", "--prompts", 1, "--seed", 4).is_refusal("another seed")
+    assert bench("--method", "ngram", "--prompts", 1).code == 0
+    assert bench("--method", "ngram", "--prompts", 1, "--seed", 4).is_refusal("another seed")
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])

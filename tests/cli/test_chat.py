@@ -120,14 +120,10 @@ def test_flags_reach_the_model(chat: Any, seen: list[Any]) -> None:
         "draft_confidence": 0.25,
         "lookup": 3,
         "least_kept": 0.5,
-        "rows": None,
-        "outcomes": None,
-        "miss_policy": None,
-        "placement": None,
         "thinking": False,
         "max_tokens": 4,
     }
-    assert seen[0][1] == wanted | {"mode": None}
+    assert seen[0][1] == wanted | {"method": None}
 
 
 def test_fused_says_what_plain_says(chat: Any) -> None:
@@ -170,12 +166,12 @@ def test_a_turn_that_no_longer_fits_is_taken_back(chat: Any, seen: list[Any]) ->
         (("--temperature", -1), "temperature"),
         (("--top-p", 2), "top_p"),
         (("--seed", -1), "seed"),
-        (("--draft-length", 9), "draft length: 9"),
-        (("--denoise-steps", 0), "denoise steps: 0"),
-        (("--mode", "turbo"), "mode: 'turbo'"),
+        (("--draft-length", 9), "draft_length: 9"),
+        (("--denoise-steps", 0), "num_denoise_steps: 0"),
+        (("--mode", "turbo"), "method: 'turbo'"),
         (("--dtype", "int4"), "dtype"),
         (("--device", "tpu"), "device"),
-        (("--model", "smollm2-135m"), "--model and --target"),
+        (("--model", "smollm2-135m"), "name two targets"),
         (("--target", "nonsense"), "no model 'nonsense'"),
         (("--drafter", "nonsense"), "no drafter 'nonsense'"),
     ],

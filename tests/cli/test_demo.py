@@ -64,8 +64,8 @@ def test_model_draft_length_device_and_dtype(monkeypatch: pytest.MonkeyPatch) ->
         "token-identical: yes",
         "token-identical: rounding",
     )
-    assert {options["draft_length"] for options in seen if options["mode"] == "serial"} == {2}
-    assert [options["max_tokens"] for options in seen[2:]] == [5] * 6
+    assert {options["draft_length"] for options in seen if options["method"] == "serial"} == {2}
+    assert [options["max_tokens"] for options in seen] == [5] * 6
 
 
 def test_answers_of_one_token_leave_the_times_open() -> None:
@@ -76,19 +76,15 @@ def test_answers_of_one_token_leave_the_times_open() -> None:
 
 def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is wrong about what was drafted."""
-    from d3d.decoding import loop
-
+    from d3d.engine import engine
     from d3d.engine.sampling import Verdict
 
-    def too_kind(logits: object, draft_tokens: tuple[int, ...], *_: object) -> Verdict:
-        return Verdict(tuple(draft_tokens), 80)
-
-    real = loop.sample_match
+    real = engine.sample_match
     monkeypatch.setattr(
-        loop,
+        engine,
         "sample_match",
-        lambda logits, draft, *rest: (
-            too_kind(logits, draft) if len(draft) else real(logits, draft, *rest)
+        lambda rows, draft, request: (
+            Verdict(tuple(draft), 80) if len(draft) else real(rows, draft, request)
         ),
     )
     outcome = d3d("demo", "--max-tokens", 16)
@@ -99,9 +95,9 @@ def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--model", "nope"), "no preset is named 'nope'"),
+        (("--model", "nope"), "no model 'nope': it is no preset"),
         (("--max-tokens", 0), "max_tokens"),
-        (("--draft-length", 99), "draft length: 99"),
+        (("--draft-length", 99), "draft_length: 99"),
         (("--dtype", "x"), "dtype"),
         (("--device", "x"), "device"),
     ],

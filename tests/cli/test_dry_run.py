@@ -17,8 +17,11 @@ from support.tiny_model import open_tiny, write_tiny_drafter
 @pytest.fixture
 def dry(tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`d3d generate --dry-run` for the tiny model; weights may not be loaded."""
-    monkeypatch.setattr("d3d.api.open_model", lambda *_, **__: pytest.fail("weights were loaded"))
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1, 2, 3, 4, 5])
+    monkeypatch.setattr(
+        "d3d.loader.open_model", lambda *_, **__: pytest.fail("weights were loaded")
+    )
+    for module in ("d3d.cli.dry_run", "d3d.methods.async_.placement"):
+        monkeypatch.setattr(f"{module}.available_cores", lambda: [0, 1, 2, 3, 4, 5])
 
     def run(*arguments: object, drafter: Path | None = tiny_drafter) -> Outcome:
         given = (
@@ -43,14 +46,14 @@ def full_weights(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return write_tiny_drafter(tmp_path_factory.mktemp("full") / "drafter", tiny_target, scope=None)
 
 
-def test_the_plan_of_the_default_mode(dry: Any) -> None:
+def test_the_plan_of_the_default_method(dry: Any) -> None:
     plan = dry("--json").record
     assert plan["target"]["device"] == "cpu"
     assert plan["target"]["dtype"] == "bfloat16"
     assert plan["drafter"]["shares_target"] is True
     assert plan["drafter"]["block_size"] == 6
     assert plan["mode"] == "serial"
-    assert plan["modes"] == {"serial": {"draft_length": 5, "denoise_steps": 1}}
+    assert plan["modes"] == {"serial": {"draft_length": 5, "num_denoise_steps": 1}}
     assert plan["cores"] == [0, 1, 2, 3, 4, 5]
     assert plan["memory"]["target_bytes"] > 0
     assert plan["memory"]["drafter_bytes"] > 0
@@ -58,10 +61,10 @@ def test_the_plan_of_the_default_mode(dry: Any) -> None:
 
 
 def test_what_spares_the_drafter_is_told(dry: Any) -> None:
-    told = {"draft_length": 5, "denoise_steps": 1, "lookup": 2, "least_kept": 0.5}
+    told = {"draft_length": 5, "num_denoise_steps": 1, "lookup": 2, "least_kept": 0.5}
     assert dry("--json", "--lookup", 2, "--least-kept", 0.5).record["modes"] == {"serial": told}
     assert dry("--json", "--lookup", 0, "--least-kept", 0).record["modes"] == {
-        "serial": {"draft_length": 5, "denoise_steps": 1}
+        "serial": {"draft_length": 5, "num_denoise_steps": 1}
     }
 
 
@@ -118,7 +121,7 @@ def test_the_plan_of_each_mode(
     tiny_drafter: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("d3d.methods.async_.placement.available_cores", lambda: [0, 1])
     assert (
         dry(*arguments, "--json", drafter=None if "plain" in arguments else tiny_drafter).record[
             "modes"
@@ -139,7 +142,7 @@ def test_auto_names_what_it_would_try_and_what_not(
     plan = dry("--mode", "auto", "--json").record
     assert plan["modes"].keys() == {"plain", "serial", "fused", "async"}
     assert plan["modes"]["async"]["placement"] == "processes"
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("d3d.methods.async_.placement.available_cores", lambda: [0, 1])
     plan = dry("--mode", "auto", "--json", drafter=full_weights).record
     assert plan["modes"].keys() == {"plain", "serial"}
     assert "2 cores and one memory bus" in plan["left_out"]["async"]
@@ -164,17 +167,17 @@ def test_people_read_it_in_lines(dry: Any) -> None:
         (("--mode", "async", "--placement", "devices"), "devices is for CUDA"),
         (("--mode", "async", "--placement", "cellar"), "placement: 'cellar'"),
         (("--mode", "async", "--outcomes", 0), "outcomes: 0"),
-        (("--mode", "async", "--miss-policy", "hope"), "miss policy: 'hope'"),
-        (("--mode", "serial", "--rows", 9), "rows: serial"),
-        (("--draft-length", 7), "draft length: 7"),
-        (("--denoise-steps", 6), "denoise steps: 6"),
+        (("--mode", "async", "--miss-policy", "hope"), "miss_policy: 'hope'"),
+        (("--mode", "serial", "--rows", 9), "rows: method serial"),
+        (("--draft-length", 7), "draft_length: 7"),
+        (("--denoise-steps", 6), "num_denoise_steps: 6"),
         (("--mode", "fused", "--rows", 1), "rows: 1"),
-        (("--mode", "fused", "--draft-length", 6), "the most that the drafter can draft, 5"),
+        (("--mode", "fused", "--draft-length", 6), "slots draft 5 tokens at most"),
         (
             ("--mode", "fused", "--draft-length", 9, "--lookup", 2),
             "slots draft 5 tokens at most, and copies from the text have 8",
         ),
-        (("--mode", "turbo"), "mode: 'turbo'"),
+        (("--mode", "turbo"), "method: 'turbo'"),
         (("--device", "cuda"), "CUDA"),
     ],
     ids=str,
@@ -191,14 +194,14 @@ def test_options_of_modes_that_auto_leaves_out_are_refused(
     dry: Any, full_weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert dry("--mode", "auto", "--rows", 9, drafter=full_weights).is_refusal(
-        "rows: auto leaves fused mode out"
+        "rows: auto leaves fused out"
     )
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("d3d.methods.async_.placement.available_cores", lambda: [0, 1])
     assert dry("--mode", "auto", "--outcomes", 4).is_refusal(
-        "outcomes: auto leaves async mode out", "one memory bus"
+        "outcomes: auto leaves async out", "one memory bus"
     )
     assert dry("--mode", "auto", "--draft-length", 4, drafter=None).is_refusal(
-        "draft length: auto drafts nothing here"
+        "draft_length: auto leaves serial out here: there is no drafter"
     )
 
 

@@ -62,7 +62,8 @@ def test_text_goes_to_standard_output_and_a_summary_to_standard_error(generate: 
     record = generate("--json").record
     assert outcome.out == record["text"] + "\n"
     assert re.search(
-        r"20 tokens, [\d.]+ ms a token, first after \d+ ms, float32, length; speculation: serial, \d+ rounds, acceptance length",
+        r"20 tokens, [\d.]+ ms a token, first after \d+ ms, float32, length; speculation: serial, "
+        r"\d+ rounds, acceptance length",
         outcome.err,
     )
     assert outcome.err.count("\n") == 1
@@ -306,15 +307,15 @@ def test_draft_length_is_the_width_of_a_round(generate: Any) -> None:
 def test_denoise_steps_run_more_drafter_passes(
     generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from d3d.drafting.block_drafter import BlockDraftSession
+    from d3d.methods.serial.denoise import BlockDenoiser
 
-    passes, real = [0], BlockDraftSession._choose
+    passes, real = [0], BlockDenoiser._choose
 
-    def counted(self: BlockDraftSession, *rest: Any, **options: Any) -> Any:
+    def counted(self: BlockDenoiser, *rest: Any, **options: Any) -> Any:
         passes[0] += 1
         return real(self, *rest, **options)
 
-    monkeypatch.setattr(BlockDraftSession, "_choose", counted)
+    monkeypatch.setattr(BlockDenoiser, "_choose", counted)
     per_round = []
     for steps in (1, 3):
         passes[0] = 0
@@ -326,12 +327,12 @@ def test_denoise_steps_run_more_drafter_passes(
 
 
 def test_dtype_and_device_reach_the_model(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import d3d.api as api
+    from d3d import loader
 
     seen = []
-    real = api.open_model
+    real = loader.open_model
     monkeypatch.setattr(
-        api,
+        loader,
         "open_model",
         lambda *arguments, **options: seen.append(real(*arguments, **options)) or seen[-1],
     )
@@ -408,20 +409,20 @@ def test_half_a_character_at_the_end_is_shown() -> None:
         (("--logit-bias", "5"), ["--logit-bias '5'", "ID:VALUE"]),
         (("--logit-bias", "5000:1"), ["5000", "vocabulary"]),
         (("--stop-token-id", 5000), ["5000", "vocabulary"]),
-        (("--mode", "turbo"), ["mode: 'turbo'", "plain, serial"]),
+        (("--mode", "turbo"), ["method: 'turbo'", "plain, serial"]),
         (("--dtype", "int4"), ["dtype: 'int4'", "float32"]),
         (("--device", "tpu"), ["device: 'tpu'"]),
         (("--device", "cpu:x"), ["device"]),
-        (("--draft-length", 0), ["draft length: 0", "6"]),
-        (("--draft-length", 7), ["draft length: 7", "6"]),
-        (("--denoise-steps", 0), ["denoise steps: 0"]),
-        (("--mode", "plain", "--draft-length", 2), ["draft length", "plain"]),
-        (("--mode", "plain", "--denoise-steps", 1), ["denoise steps", "plain"]),
-        (("--mode", "fused", "--denoise-steps", 1), ["denoise steps", "fused"]),
-        (("--mode", "fused", "--rows", 1), ["rows: 1", "2 or more"]),
+        (("--draft-length", 0), ["draft_length: 0", "greater than or equal to 1"]),
+        (("--draft-length", 7), ["draft_length: 7", "6"]),
+        (("--denoise-steps", 0), ["num_denoise_steps: 0"]),
+        (("--mode", "plain", "--draft-length", 2), ["draft_length", "plain"]),
+        (("--mode", "plain", "--denoise-steps", 1), ["num_denoise_steps", "plain"]),
+        (("--mode", "fused", "--denoise-steps", 1), ["num_denoise_steps", "fused"]),
+        (("--mode", "fused", "--rows", 1), ["rows: 1", "greater than or equal to 2"]),
         (("--rows", 9), ["rows", "serial", "fused"]),
         (("--raw", "--thinking"), ["thinking"]),
-        (("--model", "smollm2-135m"), ["--model and --target"]),
+        (("--model", "smollm2-135m"), ["name two targets"]),
         (("--target", "nonsense"), ["no model 'nonsense'"]),
         (("--target", "/no/such/model.gguf"), ["there is no file /no/such/model.gguf"]),
         (("--drafter", "nonsense"), ["no drafter 'nonsense'"]),
@@ -437,7 +438,7 @@ def test_bad_input_gets_one_clear_line(
 
 def test_an_unknown_preset_lists_the_presets() -> None:
     assert d3d("generate", "--prompt", "x", "--model", "gpt9").is_refusal(
-        "no preset is named 'gpt9'", "smollm2-135m"
+        "no model 'gpt9': it is no preset", "smollm2-135m"
     )
 
 
@@ -455,13 +456,13 @@ def test_plain_mode_and_a_drafter_contradict_each_other(
         "--mode",
         "plain",
     )
-    assert outcome.is_refusal("--mode plain uses no drafter")
+    assert outcome.is_refusal("--method plain uses no drafter")
 
 
 def test_serial_without_a_drafter_is_refused_before_the_target_is_read(
     tiny_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("d3d.api.open_model", None)
+    monkeypatch.setattr("d3d.loader.open_model", None)
     assert d3d("generate", "--prompt", "x", "--target", tiny_target, "--mode", "serial").is_refusal(
         "needs a drafter", "--drafter"
     )
@@ -527,7 +528,7 @@ def test_warnings_of_a_failing_drafter_reach_standard_error_and_the_record(
         raise RuntimeError("no [red]memory[/red]")
 
     plain = ids(generate("--json", "--mode", "plain"))
-    monkeypatch.setattr("d3d.drafting.block_drafter.BlockDraftSession.draft_behind", fail)
+    monkeypatch.setattr("d3d.methods.serial.denoise.BlockDenoiser.draft", fail)
     outcome = generate("--json")
     assert ids(outcome) == plain
     assert "warning: drafting stopped" in outcome.err

@@ -104,7 +104,7 @@ def test_healing_is_told_in_the_curve(parts: Path) -> None:
         (("--objective", "speed"), ("objective", "share, serial, async")),
         (("--config", "train.yaml"), ("--heal",)),
         (("--fewest-layers", 9), ("fewest layers: 9",)),
-        (("--draft-length", 9), ("draft length: 9",)),
+        (("--draft-length", 9), ("draft_length: 9",)),
     ],
 )
 def test_what_can_not_be_is_refused_in_one_line(

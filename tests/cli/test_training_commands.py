@@ -26,7 +26,8 @@ from support.tiny_model import open_tiny, random_drafter, tiny_tokenizer, write_
 
 CONFIG = """
 drafter: {block_size: 4, delta: {rank: 4}}
-train: {steps: %d, warmup: 2, answers_per_step: 1, stages: [{share: 1.0, block_size: 4, anchors: 6, decay: 4.0}]}
+train: {steps: %d, warmup: 2, answers_per_step: 1,
+  stages: [{share: 1.0, block_size: 4, anchors: 6, decay: 4.0}]}
 evaluate_every: 2
 evaluate_draft_length: 4
 """
@@ -637,14 +638,14 @@ def test_refusals_of_evaluate(
 ) -> None:
     given = ("--target", tiny_target, "--dtype", "float32")
     assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--draft-length", 7).is_refusal(
-        "draft length: 7", "can draft, 6"
+        "draft_length: 7", "can draft, 6"
     )
     assert d3d("evaluate", tmp_path / "none", corpora[0], *given).is_refusal("no drafter")
     assert d3d("evaluate", tiny_target, corpora[0], *given).is_refusal(
         "not a d3d drafter but a plain llama model"
     )
     assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--mode", "plain").is_refusal(
-        "mode: 'plain'", "serial, fused, async"
+        "method: 'plain'", "serial, fused, async"
     )
     assert d3d("evaluate", tiny_drafter, corpora[0], *given, "--guess-from", "block").is_refusal(
         "--guess-from", "mode async"

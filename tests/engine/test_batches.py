@@ -4,11 +4,15 @@ only."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from d3d.engine.drafter import Draft
+from d3d.engine.drafter import NO_DRAFT, Draft, guarded
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request
+from d3d.engine.round import Round
 from d3d.target.native import NativeTarget
 from support.doubles import (
     Double,
@@ -67,10 +71,9 @@ def mixed(solo: list[Run], vocab_size: int, block_size: int) -> Double:
     ]
     by_prompt = {tuple(prompt): kind for prompt, kind in zip(PROMPTS, kinds, strict=True)}
 
-    def propose(sequence: Sequence, length: int, number: int) -> Draft:
-        return by_prompt[tuple(sequence.token_ids[: sequence.prompt_length])].propose(
-            sequence, length, number
-        )
+    def propose(request: Request, length: int, number: int) -> Draft:
+        prompt = tuple(request.token_ids[: request.prompt_length])
+        return by_prompt[prompt].make_draft(request, length, number)
 
     return Double(block_size, propose)
 
@@ -100,10 +103,11 @@ def test_each_is_drafted_for_as_if_alone(target: NativeTarget, block_size: int) 
 def test_requests_leave_as_they_end(target: NativeTarget) -> None:
     watched = Watched(target)
     together = run_all(watched, None, eight(target))
-    assert [len(batch) for batch in watched.fed] == [8] + [
+    assert [len(batch) for batch in watched.fed] == [
         sum(limit > done for limit in LIMITS) for done in range(1, max(LIMITS))
     ]
-    assert watched.num_kept == [7, 6, 5, 4, 3, 2, 1]
+    by_limit = sorted(zip(LIMITS, (one.request.id for one in together), strict=True))
+    assert watched.ended == [request_id for _, request_id in by_limit]
     assert all(len(one.events) == len(one.ids) for one in together), (
         "nothing is told of those that have left"
     )
@@ -113,27 +117,19 @@ def test_the_cache_holds_each_sequence_but_its_anchor(target: NativeTarget) -> N
     solo = alone(target)
     watched = Watched(target)
     runs = eight(target)
-    rounds = 0
-    for event_of in _rounds(watched, mixed(solo, target.vocab_size, 4), runs):
-        assert sorted(watched.lengths[-1]) == sorted(
-            len(runs[index].request.sequence) - 1 for index in event_of
-        )
-        rounds += 1
-    assert rounds == len(watched.lengths) > 8
-
-
-def _rounds(engine: Any, drafter: Double, runs: list[Run]) -> Any:
-    """Indices of the requests of each round, after it."""
-    from d3d.decoding.loop import decode
-
-    members: list[int] = []
-    for event in decode(engine, drafter, [one.request for one in runs], 4):
-        if event.stats is None:
-            continue
-        members.append(event.index)
-        if len(members) == len(engine.fed[-1]):
-            yield members
-            members = []
+    engine = Engine(watched, mixed(solo, target.vocab_size, 4))
+    by_id = {one.request.id: one.request for one in runs}
+    for request in by_id.values():
+        engine.add(request)
+    while engine.has_work:
+        drafted = [round_.request_id for round_ in engine.step() if round_.number]
+        if drafted:
+            assert watched.lengths[-1] == [len(by_id[request_id]) - 1 for request_id in drafted]
+        going = {i: request for i, request in by_id.items() if not request.finished}
+        cached = dict(zip(target.cache.ids, target.cache.lengths, strict=True))
+        assert cached == {i: len(request) - 1 for i, request in going.items()}
+    assert len(watched.lengths) > 8
+    assert target.num_held == 0
 
 
 def test_seeded_and_greedy_requests_do_not_mix(target: NativeTarget) -> None:
@@ -183,35 +179,54 @@ def test_a_drafter_that_raises_is_not_asked_again(target: NativeTarget, at_draft
     assert any(one.faults for one in together)
 
 
-class Unreliable:
-    """A drafter whose session breaks the contract in the way that it is told."""
-
-    block_size = 4
+class Unreliable(Double):
+    """A drafter that breaks the contract in the way that it is told."""
 
     def __init__(self, way: str) -> None:
+        super().__init__(4, lambda _, length, __: Draft((1,) * length))
         self.way = way
 
-    def open(self, num_sequences: int, capacity: int) -> Unreliable:
-        if self.way == "open raises":
+    def _raise(self, when: str) -> None:
+        if self.way == f"{when} raises":
             raise MemoryError("no room")
-        return self
 
-    def draft(self, sequences: Any, lengths: Any) -> list[Draft]:
-        return [Draft((1,) * length) for length in lengths][
-            : 2 if self.way == "too few blocks" else None
-        ]
+    def propose(self, requests: Sequence[Request]) -> list[Draft]:
+        self._raise("propose")
+        return super().propose(requests)[: 2 if self.way == "too few drafts" else None]
 
-    def keep(self, rows: list[int]) -> None:
-        if self.way == "keep raises":
-            raise ValueError("lost the rows")
+    def prefilled(self, seconds: float, num_tokens: int) -> None:
+        self._raise("prefilled")
+
+    def observe(self, rounds: Sequence[Round]) -> None:
+        self._raise("observe")
+
+    def suspend(self, request: Request) -> None:
+        self._raise("suspend")
+
+    def end(self, request: Request) -> None:
+        super().end(request)
+        self._raise("end")
 
 
-@pytest.mark.parametrize("way", ["open raises", "keep raises", "too few blocks"])
-def test_a_session_that_breaks_costs_no_answer(target: NativeTarget, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "costs_drafts"),
+    [
+        ("propose raises", True),
+        ("too few drafts", True),
+        ("prefilled raises", False),
+        ("observe raises", False),
+        ("suspend raises", False),
+        ("end raises", False),
+    ],
+)
+def test_a_drafter_that_breaks_costs_no_answer(
+    target: NativeTarget, way: str, costs_drafts: bool
+) -> None:
     together = run_all(target, Unreliable(way), eight(target), 4)
     assert [one.ids for one in together] == [one.ids for one in alone(target)]
     assert all(len(one.faults) <= 1 for one in together)
-    assert any(one.faults for one in together)
+    assert any(one.faults for one in together) == costs_drafts
+    assert any(stats.draft_length for one in together for stats in one.rounds) != costs_drafts
 
 
 @pytest.mark.parametrize("at_draft", range(4))
@@ -222,8 +237,9 @@ def test_a_fault_ends_drafting_for_its_own_request_only(
     right = oracle(2, [one.token_ids for one in solo])
     broken = faulty(right, at_draft)
 
-    def propose(sequence: Sequence, length: int, number: int) -> Draft:
-        return (broken if sequence.prompt_length == 40 else right).propose(sequence, length, number)
+    def propose(request: Request, length: int, number: int) -> Draft:
+        one = broken if request.prompt_length == 40 else right
+        return one.make_draft(request, length, number)
 
     together = run_all(target, Double(2, propose), eight(target), 2)
     assert [one.ids for one in together] == [one.ids for one in solo]
@@ -267,7 +283,7 @@ def test_a_slow_drafter_shows_in_its_own_time(target: NativeTarget) -> None:
 def test_lengths_asked_for_are_never_negative(target: NativeTarget) -> None:
     seen: list[int] = []
 
-    def propose(_: Sequence, length: int, __: int) -> Draft:
+    def propose(_: Request, length: int, __: int) -> Draft:
         seen.append(length)
         return Draft((1,) * length)
 
@@ -282,19 +298,13 @@ def test_no_requests_are_no_work(target: NativeTarget) -> None:
     assert watched.fed == []
 
 
-def test_a_drafter_is_let_go_when_nobody_drafts_any_more(target: NativeTarget) -> None:
+def test_a_faulty_request_is_told_once_and_forgotten_when_it_ends(target: NativeTarget) -> None:
+    inner = faulty(oracle(4, []))
+    drafter = guarded(inner, target.vocab_size)
     request = make(target, max_tokens=20).request
-    request.sequence.commit([1])
-    drafts = Drafts(
-        faulty(oracle(4, [])), target.open(1, 100), Limits(4, 100, target.vocab_size, 1)
-    )
-    assert [block.fault for block in drafts.blocks([request])] == ["told to be faulty"]
-    assert drafts.blocks([request]) == [Draft()]
-    assert drafts._session is None
-
-
-def test_holes_are_filled_from_the_end() -> None:
-    assert without_holes([True, False, True, False, True]) == [0, 4, 2]
-    assert without_holes([True, True]) == [0, 1]
-    assert without_holes([False, False, True]) == [2]
-    assert without_holes([False]) == without_holes([]) == []
+    assert [draft.fault for draft in drafter.propose([request])] == ["told to be faulty"]
+    assert drafter.propose([request]) == [NO_DRAFT]
+    assert inner.num_drafts == 1, "it is not asked for a request that is not drafted for"
+    assert drafter.num_held == 2
+    drafter.end(request)
+    assert drafter.num_held == 0

@@ -7,8 +7,6 @@ import time
 import pytest
 
 from d3d.engine.drafter import Draft, Drafter
-from d3d.engine.request import Request
-from d3d.engine.sampling import SamplingParams
 from support.doubles import (
     Double,
     always_wrong,
@@ -21,6 +19,7 @@ from support.doubles import (
     slow,
     wrong_at,
 )
+from support.drafters import request
 
 VOCAB = 10
 ANSWER = [1, 2, 3, 9, 5, 6, 7, 8, 9, 0, 1, 2]
@@ -34,10 +33,9 @@ def ask(
     drafts: int = 1,
     answer: list[int] = ANSWER,
 ) -> list[tuple[int, ...]]:
-    """The tokens of several drafts of one session, nothing committed in between."""
-    session = drafter.open(1, 100)
-    sequence = Request(answer[:committed], SamplingParams())
-    return [session.draft([sequence], [length])[0].token_ids for _ in range(drafts)]
+    """The tokens of several drafts for one request, nothing committed in between."""
+    one = request(answer[:committed], room=length)
+    return [drafter.propose([one])[0].token_ids for _ in range(drafts)]
 
 
 def test_the_oracle_goes_on_as_the_answer_does() -> None:
@@ -82,10 +80,10 @@ def test_noise_hangs_on_seed_and_position() -> None:
     assert wrong[1] != wrong[2]
 
 
-def test_a_script_is_read_once_a_session() -> None:
+def test_a_script_is_read_once() -> None:
     drafter = scripted(4, [[1, 2], [], [3] * 9])
     assert ask(drafter, drafts=5) == [(1, 2), (), (3,) * 9, (), ()]
-    assert ask(drafter) == [(1, 2)]
+    assert ask(drafter) == [()]
 
 
 def test_empty_now_and_then() -> None:
@@ -94,22 +92,18 @@ def test_empty_now_and_then() -> None:
 
 
 def test_failing_goes_on_failing() -> None:
-    session = failing(oracle(2, [ANSWER]), at_draft=1).open(1, 100)
-    sequence = Request(ANSWER[:2], SamplingParams())
-    assert session.draft([sequence], [2]) == [Draft((3, 9))]
+    drafter = failing(oracle(2, [ANSWER]), at_draft=1)
+    one = request(ANSWER[:2])
+    assert drafter.propose([one]) == [Draft((3, 9))]
     for _ in range(2):
         with pytest.raises(RuntimeError, match="draft 1"):
-            session.draft([sequence], [2])
+            drafter.propose([one])
 
 
 def test_faulty_reports_one_fault() -> None:
-    session = faulty(oracle(2, [ANSWER]), at_draft=1).open(1, 100)
-    sequence = Request(ANSWER[:2], SamplingParams())
-    assert [session.draft([sequence], [2])[0].fault is not None for _ in range(3)] == [
-        False,
-        True,
-        False,
-    ]
+    drafter = faulty(oracle(2, [ANSWER]), at_draft=1)
+    one = request(ANSWER[:2])
+    assert [drafter.propose([one])[0].fault is not None for _ in range(3)] == [False, True, False]
 
 
 def test_slow_takes_its_time() -> None:
@@ -118,20 +112,22 @@ def test_slow_takes_its_time() -> None:
     assert time.perf_counter() - started >= 0.03
 
 
-def test_a_session_notices_rows_that_were_mixed_up() -> None:
-    session = oracle(2, [ANSWER]).open(3, 100)
-    sequence = Request(ANSWER[:2], SamplingParams())
-    session.keep([0, 2])
-    assert len(session.draft([sequence] * 2, [2, 2])) == 2
-    with pytest.raises(ValueError, match="2 sequences"):
-        session.draft([sequence] * 3, [2, 2, 2])
-    with pytest.raises(ValueError, match="front"):
-        session.keep([1, 0])
+def test_a_double_holds_every_request_that_it_has_seen_until_it_ends() -> None:
+    drafter = oracle(2, [ANSWER])
+    first, second = request(ANSWER[:2]), request(ANSWER[:3])
+    assert len(drafter.propose([first, second])) == 2
+    drafter.propose([first])
+    assert drafter.held == {first.id, second.id}
+    drafter.end(first)
+    drafter.end(first)
+    assert drafter.held == {second.id}
+    drafter.end(request(ANSWER))
+    assert drafter.num_held == 1
 
 
 def test_a_double_of_ones_own() -> None:
     assert ask(
-        Double(3, lambda sequence, length, number: Draft((number,) * length)),
+        Double(3, lambda request, length, number: Draft((number,) * length)),
         length=9,
         drafts=2,
     ) == [(0,) * 3, (1,) * 3]

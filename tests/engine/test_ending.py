@@ -3,6 +3,7 @@ log-probabilities, statistics, text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from d3d.engine.drafter import Draft, Target
+from d3d.engine.request import Request
+from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidRequest
 from d3d.target.native import NativeTarget
 from support.doubles import Double, always_wrong, noisy, oracle, scripted
@@ -61,7 +64,7 @@ def test_an_accepted_eos_ends_the_answer_at_every_position_of_a_block(
             last = drafted.rounds[-1]
             places.add(last.num_committed)
             cut = last.num_committed <= last.draft_length  # else the EOS was the bonus token
-            assert (drafted.events[-1].verdict.bonus_token is None) == cut
+            assert (len(last.token_ids) == last.num_accepted) == cut
             assert last.num_accepted == last.num_committed - (not cut)
             assert last.draft_length >= last.num_accepted
     assert len(firsts) > 15
@@ -81,7 +84,7 @@ def test_no_bonus_token_follows_a_fully_accepted_block_that_ends_with_eos(
     drafted = run(target, oracle(4, [answer]), eos={eos}, **params)
     (last,) = drafted.rounds
     assert (last.draft_length, last.num_accepted, last.num_committed) == (4, 4, 4)
-    assert drafted.events[-1].verdict.bonus_token is None
+    assert last.token_ids == tuple(drafted.ids[1:]), "no bonus token"
 
 
 def test_an_eos_that_the_target_rejects_ends_nothing(target: NativeTarget) -> None:
@@ -205,34 +208,32 @@ def drafters(target: Target, answer: list[int]) -> list[Double]:
 SPELLED = "ok 🙂 ha ha ha, 你好世界 naïve café hello world"
 
 
-class Speller:
+class Speller(Target):
     """A double of the target: writes a given text, over and over, whatever has been committed."""
 
-    max_length = 512
+    vocab_size = max_length = 0
 
     def __init__(self, ids: list[int], vocab_size: int) -> None:
-        self.ids, self.vocab_size = ids, vocab_size
-        self.lengths = [0]
+        self.ids, self.vocab_size, self.max_length = ids, vocab_size, 512
 
-    def open(self, num_sequences: int, capacity: int) -> Speller:
-        assert num_sequences == 1
-        self.lengths = [0]
-        return self
+    def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
+        return [self._rows(request, 1) for request in requests]
 
-    def forward(self, token_ids: list[list[int]], *, last_only: bool = False) -> list[torch.Tensor]:
-        rows = 1 if last_only else len(token_ids[0])
-        self.lengths[0] += len(token_ids[0])
-        first = self.lengths[0] - rows + 1 - len(PROMPT)
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
+        pairs = zip(requests, drafts, strict=True)
+        return [self._rows(request, len(draft.token_ids) + 1) for request, draft in pairs]
+
+    def _rows(self, request: Request, rows: int) -> LogitRows:
         logits = torch.zeros(rows, self.vocab_size)
         for row in range(rows):
-            logits[row, self.ids[(first + row) % len(self.ids)]] = 20.0
-        return [logits]
+            logits[row, self.ids[(request.num_answer_tokens + row) % len(self.ids)]] = 20.0
+        return LogitRows(logits)
 
-    def crop(self, lengths: list[int]) -> None:
-        self.lengths = lengths
+    def rewind(self, requests: Sequence[Request]) -> None:
+        pass
 
-    def keep(self, rows: list[int]) -> None:
-        raise AssertionError("there is one sequence only")
+    def end(self, request: Request) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,20 @@ nobody notices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from d3d.engine.drafter import Draft, Drafter, Target
+from d3d.engine.drafter import Draft, Drafter
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request
 from d3d.methods.draft_model.drafter import DraftModelDrafter
 from d3d.methods.fused.engine import FusedEngine
 from d3d.methods.ngram.drafter import NgramDrafter
+from d3d.methods.serial import denoise
 from d3d.methods.serial.drafter import BlockDrafter
+from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
 from support.doubles import Double, failing, faulty, noisy, oracle
 from support.drafters import every_kind, text, tiny_drafter
@@ -51,33 +55,36 @@ def ids(runs: list[Run]) -> list[list[int]]:
     return [one.ids for one in runs]
 
 
-class Compared:
-    """A drafter that checks that a fresh session would have drafted the same."""
+class Compared(Drafter):
+    """A drafter that checks that a fresh one would have drafted the same."""
 
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
+    def __init__(self, make_drafter: Callable[[], Drafter]) -> None:
+        self.make_drafter, self.inner = make_drafter, make_drafter()
+        self.max_draft_length = self.inner.max_draft_length
+
+    def propose(self, requests: Sequence[Request]) -> list[Draft]:
+        fresh = self.make_drafter()
+        fresh.max_draft_length = self.inner.max_draft_length = self.max_draft_length
+        drafts = self.inner.propose(requests)
+        assert drafts == fresh.propose(requests)
+        return drafts
+
+    def end(self, request: Request) -> None:
+        self.inner.end(request)
 
     @property
-    def block_size(self) -> int:
-        return self.inner.block_size
-
-    def open(self, num_sequences: int, capacity: int) -> ComparedSession:
-        return ComparedSession(self.inner, self.inner.open(num_sequences, capacity), capacity)
+    def num_held(self) -> int:
+        return self.inner.num_held
 
 
-class ComparedSession:
-    def __init__(self, drafter: Drafter, session: DraftSession, capacity: int) -> None:
-        self.drafter, self.session, self.capacity = drafter, session, capacity
-        self.keep, self.join = session.keep, session.join
-
-    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[Draft]:
-        blocks = self.session.draft(sequences, lengths)
-        assert blocks == self.drafter.open(len(sequences), self.capacity).draft(sequences, lengths)
-        return blocks
+def own_cache(model: DrafterModel, steps: int = 1) -> Drafter:
+    return Compared(lambda: BlockDrafter(model, 97, num_denoise_steps=steps))
 
 
-def own_cache(model: Any, steps: int = 1) -> Drafter:
-    return Compared(BlockDrafter(model, 97, steps))
+def beside(target: NativeTarget, model: DrafterModel) -> BlockDrafter:
+    cache = target.cache_for(model)
+    assert cache is not None
+    return BlockDrafter(model, 97, shared_cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,7 @@ def test_drafts_and_answers_are_those_alone(
 ) -> None:
     model = tiny_drafter(small.model, **kind)
     expected = ids(alone(small))
-    for drafter in (own_cache(model), own_cache(model, steps=2), BlockDrafter(model, 97)):
+    for drafter in (own_cache(model), own_cache(model, steps=2), beside(small, model)):
         together = run_all(small, drafter, ten(small), 6, max_batch)
         assert ids(together) == expected
         assert not any(one.faults for one in together), "a failed comparison shows as a fault"
@@ -109,7 +116,7 @@ def test_drafts_and_answers_are_those_alone(
 @pytest.mark.parametrize("max_batch", [1, 2, 4])
 def test_fused_answers_are_those_alone(max_batch: int, small: NativeTarget) -> None:
     engine = FusedEngine(small, tiny_drafter(small.model), 4, 12)
-    together = run_all(engine, engine.drafter, ten(small), 4, max_batch)
+    together = run_all(engine, engine, ten(small), 4, max_batch)
     assert ids(together) == ids(alone(small))
     assert not any(one.faults for one in together)
     drafted = [stats.draft_length > 0 for one in together for stats in one.rounds]
@@ -122,7 +129,7 @@ def test_other_drafters_join_too(small: NativeTarget) -> None:
     expected = alone(small)
     answers = [one.token_ids for one in expected]
     drafters: list[Drafter] = [
-        NgramDrafter(),
+        NgramDrafter(5),
         DraftModelDrafter(tiny_transformer(seed=2), 97, 5),
         DraftModelDrafter(small.model, 97, 5),
         oracle(5, answers),
@@ -135,27 +142,27 @@ def test_other_drafters_join_too(small: NativeTarget) -> None:
 
 
 def test_a_draft_model_drafts_for_those_that_join_what_it_drafts_alone(small: NativeTarget) -> None:
-    together = run_all(
-        small, Compared(DraftModelDrafter(tiny_transformer(seed=2), 97, 5)), ten(small), 5, 3
-    )
+    model = tiny_transformer(seed=2)
+    drafter = Compared(lambda: DraftModelDrafter(model, 97, 5))
+    together = run_all(small, drafter, ten(small), 5, 3)
     assert not any(one.faults for one in together)
 
 
 def test_a_batch_is_never_larger_and_those_that_wait_join_at_once(small: NativeTarget) -> None:
     watched = Watched(small)
     runs = ten(small)
-    going: set[int] = set()
-    begun = 0
-    for event in decode(watched, None, [one.request for one in runs], max_batch=3):
-        if event.stats is None:
-            begun += 1
-            going.add(event.index)
-        elif begun < 10:
-            assert len(watched.fed[-1]) == 3, "no place stays empty while somebody waits"
-        assert len(going) <= 3
-        if event.finish_reason is not None:
-            going.discard(event.index)
-    assert begun == 10
+    engine = Engine(watched, max_batch=3)
+    for one in runs:
+        engine.add(one.request)
+    while engine.has_work:
+        verified, waiting = len(watched.fed), len(engine.waiting)
+        rounds = engine.step()
+        assert len(engine.running) + len(engine.reading) <= 3
+        if waiting and verified:
+            batch = len(watched.fed[-1]) if len(watched.fed) > verified else 0
+            begun = sum(not round_.number for round_ in rounds)
+            assert batch + begun == 3, "no place stays empty while somebody waits"
+    assert [len(one.ids) for one in runs] == list(LIMITS)
 
 
 def test_a_prompt_that_joins_is_run_without_the_others(
@@ -176,16 +183,16 @@ def test_a_prompt_that_joins_is_run_without_the_others(
         0,
         2,
     )
-    assert passes[0] == (2, 4)
+    assert passes[:2] == [(1, 4), (1, 4)]
     assert (1, 50) in passes
-    assert set(passes) == {(2, 4), (2, 1), (1, 50), (1, 1)}
+    assert set(passes) == {(1, 4), (2, 1), (1, 50), (1, 1)}
 
 
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 def test_a_drafter_catches_up_with_those_that_join_in_chunks(
     rows: int, small: NativeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_drafter, "CATCH_UP_ROWS", rows)
+    monkeypatch.setattr(denoise, "CATCH_UP_ROWS", rows)
     together = run_all(small, own_cache(tiny_drafter(small.model, scope="all")), ten(small), 6, 3)
     assert ids(together) == ids(alone(small))
     assert not any(one.faults for one in together)
@@ -203,36 +210,31 @@ def test_after_a_failure_nobody_who_joins_drafts(at_draft: int, small: NativeTar
     assert not any(stats.draft_length for stats in late.rounds)
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
 def test_a_fault_of_one_ends_its_own_drafting_while_others_come_and_go(
-    beside: bool, small: NativeTarget
+    shared: bool, small: NativeTarget
 ) -> None:
     """The faulty one keeps its place in the target's batch."""
-    inner = BlockDrafter(tiny_drafter(small.model), 97)
+    model = tiny_drafter(small.model)
+    inner = beside(small, model) if shared else BlockDrafter(model, 97)
 
-    class Session:
-        def __init__(self, session: DraftSession) -> None:
-            self.session = session
-            self.keep, self.join = session.keep, session.join
+    class Spoiling(Drafter):
+        max_draft_length = 6
 
-        def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[Draft]:
-            blocks = self.session.draft(sequences, lengths)
-            assert blocks == inner.open(len(sequences), 200).draft(sequences, lengths)
+        def propose(self, requests: Sequence[Request]) -> list[Draft]:
+            drafts = inner.propose(requests)
+            assert drafts == BlockDrafter(model, 97).propose(requests)
             return [
-                Draft(fault="told so") if s.prompt_length in (3, 60) else b
-                for s, b in zip(sequences, blocks, strict=True)
+                Draft(fault="told so") if request.prompt_length in (3, 60) else draft
+                for request, draft in zip(requests, drafts, strict=True)
             ]
 
-    class Spoiling:
-        block_size = 6
+        def end(self, request: Request) -> None:
+            inner.end(request)
 
-        def open(self, num_sequences: int, capacity: int) -> Session:
-            return Session(inner.open(num_sequences, capacity))
-
-        def open_beside(self, target: Target) -> Session | None:
-            session = inner.open_beside(target)
-            assert session is not None
-            return Session(session) if beside else None
+        @property
+        def num_held(self) -> int:
+            return inner.num_held
 
     together = run_all(small, Spoiling(), ten(small), 6, 2)
     assert ids(together) == ids(alone(small))
@@ -241,15 +243,14 @@ def test_a_fault_of_one_ends_its_own_drafting_while_others_come_and_go(
 
 
 def test_faults_one_after_another(small: NativeTarget) -> None:
-    """Each session begins anew where all that drafted have been faulty."""
+    """Others draft on when all that drafted have been faulty."""
     expected = alone(small)
     right = oracle(4, [one.token_ids for one in expected])
     broken = faulty(right, 0)
 
-    def propose(sequence: Sequence, length: int, number: int) -> Draft:
-        return (broken if sequence.prompt_length in (3, 60, 9) else right).propose(
-            sequence, length, number
-        )
+    def propose(request: Request, length: int, number: int) -> Draft:
+        one = broken if request.prompt_length in (3, 60, 9) else right
+        return one.make_draft(request, length, number)
 
     together = run_all(small, Double(4, propose), ten(small), 4, 2)
     assert ids(together) == ids(expected)
@@ -257,5 +258,5 @@ def test_faults_one_after_another(small: NativeTarget) -> None:
 
 
 def test_a_batch_of_nobody_is_refused(small: NativeTarget) -> None:
-    with pytest.raises(ValueError, match="max_batch must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="must be 1 or more, got 0 and 512"):
         run_all(small, None, ten(small), 0, 0)

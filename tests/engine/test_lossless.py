@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from d3d.engine.drafter import Draft
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request
 from d3d.target.native import NativeTarget
 from support.doubles import Double, always_wrong, empty, noisy, oracle, scripted, wrong_at
-from support.runs import PROMPT, SAMPLING, Run, Watched, make, run, run_all
+from support.runs import PROMPT, SAMPLING, Run, Watched, make, rounds_of, run, run_all
 
 BLOCK_SIZES = (1, 2, 4, 16)
 MAX_TOKENS = 30
@@ -58,8 +60,9 @@ def test_ids_equal_plain_at_every_rejection_position(
 def test_plain_equals_computing_everything_anew_for_each_token(target: NativeTarget) -> None:
     ids = list(PROMPT)
     for _ in range(MAX_TOKENS):
-        (logits,) = target.open(1, len(ids)).forward([ids])
-        ids.append(int(logits[-1].argmax()))
+        (logits,) = target.forward([-1], [ids])
+        target.cache.end(-1)
+        ids.append(logits.argmax()[-1])
     assert run(target, max_tokens=MAX_TOKENS).token_ids == ids
     assert len(set(ids)) > 10, "a target that repeats itself would prove little"
 
@@ -74,16 +77,17 @@ def test_other_families_too(make_target: Any, family: str) -> None:
 
 def test_the_draft_length_changes_nothing(target: NativeTarget) -> None:
     plain = run(target, max_tokens=MAX_TOKENS)
-    drafter = noisy(0.2, 1, 16, [plain.token_ids], target.vocab_size)
     for draft_length in (0, 1, 2, 3, 4, 5, 15, 16, 17, 100):
+        drafter = noisy(0.2, 1, 16, [plain.token_ids], target.vocab_size)
         drafted = run(target, drafter, draft_length=draft_length, max_tokens=MAX_TOKENS)
         assert drafted.ids == plain.ids
         assert max(stats.draft_length for stats in drafted.rounds) == min(draft_length, 16)
 
 
-def test_a_negative_draft_length_is_refused(target: NativeTarget) -> None:
-    with pytest.raises(ValueError, match="draft_length"):
-        next(decode(target, oracle(4, []), [make(target).request], -1))
+@pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_batch": -1}, {"prefill_rows": 0}])
+def test_impossible_numbers_are_refused(target: NativeTarget, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="max_batch and prefill_rows must be 1 or more, got"):
+        Engine(target, **options)
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -110,11 +114,14 @@ def test_after_every_round_the_cache_holds_the_committed_tokens_but_the_anchor(
     for drafter in doubles(plain, target.vocab_size, block_size).values():
         watched = Watched(target)
         made = make(target, **params)
-        committed = []
-        for event in decode(watched, drafter, [made.request], block_size):
-            if event.stats is not None:
-                committed.append(len(made.request.sequence))
+        committed, cached = [], []
+        for round_ in rounds_of(watched, drafter, [made], block_size):
+            if round_.number:
+                committed.append(len(made.request))
+            if not made.request.finished:
+                cached.append(target.cache.length(made.request.id))
         assert watched.lengths == [[length - 1] for length in committed]
+        assert cached == [len(PROMPT), *(length - 1 for length in committed[:-1])]
 
 
 def test_the_first_drafted_token_is_checked_too(target: NativeTarget) -> None:
@@ -149,14 +156,12 @@ def test_counts_hold_every_committed_token_after_each_round(
         oracle(block_size, [plain.token_ids]),
         noisy(0.4, 5, block_size, [plain.token_ids], target.vocab_size),
     ):
-        sequence = (request := make(target, **params).request).sequence
-        for _ in decode(target, drafter, [request], block_size):
-            assert sequence.counts is not None
-            expected = torch.bincount(
-                torch.tensor(sequence.answer_ids), minlength=target.vocab_size
-            )
-            assert torch.equal(sequence.counts.answer, expected.int())
-        assert sequence.answer_ids == plain.ids
+        request = (made := make(target, **params)).request
+        for _ in rounds_of(target, drafter, [made], block_size):
+            assert request.counts is not None
+            expected = torch.bincount(torch.tensor(request.answer_ids), minlength=target.vocab_size)
+            assert torch.equal(request.counts.answer, expected.int())
+        assert request.answer_ids == plain.ids
 
 
 def test_a_penalty_changes_the_answer(target: NativeTarget) -> None:
@@ -227,8 +232,8 @@ def test_an_id_that_the_target_does_not_know_never_reaches_it(
     plain = run(target, max_tokens=MAX_TOKENS)
     right = oracle(4, [plain.token_ids])
 
-    def propose(sequence: Any, length: int, number: int) -> Draft:
-        block = list(right.propose(sequence, length, number).token_ids)
+    def propose(request: Request, length: int, number: int) -> Draft:
+        block = list(right.make_draft(request, length, number).token_ids)
         if number == 2:
             block[place] = bad
         return Draft(tuple(block))
@@ -256,29 +261,26 @@ def test_statistics_count_what_happened(target: NativeTarget) -> None:
         watched = Watched(target)
         drafted = run_all(watched, drafter, [make(target, max_tokens=MAX_TOKENS)], 4)[0]
         rounds = drafted.rounds
-        assert drafted.events[0].stats is None
-        assert len(rounds) == len(drafted.events) - 1 == len(watched.fed) - 1, (
-            "one event per round, and one for the first token"
+        assert [event.number for event in drafted.events] == list(range(len(drafted.events)))
+        assert drafted.events[0].draft_length == 0
+        assert len(rounds) == len(drafted.events) - 1 == len(watched.fed), (
+            "one verification a round, none for the first token"
         )
-        assert [stats.draft_length for stats in rounds] == [
-            len(ids[0]) - 1 for ids in watched.fed[1:]
-        ]
+        assert [stats.draft_length for stats in rounds] == [len(ids[0]) - 1 for ids in watched.fed]
         assert [stats.num_committed for stats in rounds] == [
-            len(event.verdict.token_ids) for event in drafted.events[1:]
+            len(event.token_ids) for event in drafted.events[1:]
         ]
+        assert [token for event in drafted.events for token in event.token_ids] == drafted.ids
         assert all(stats.num_committed == stats.num_accepted + 1 for stats in rounds[:-1])
         assert sum(stats.num_committed for stats in rounds) == len(drafted.ids) - 1
         assert all(stats.t_draft >= 0 and stats.t_verify > 0 for stats in rounds)
 
 
 def test_the_first_token_waits_for_no_drafter(target: NativeTarget) -> None:
-    class Unopened:
-        block_size = 4
+    def fail(*_: Any) -> Draft:
+        raise RuntimeError("no memory")
 
-        def open(self, num_sequences: int, capacity: int) -> Any:
-            raise RuntimeError("no memory")
-
-    events = decode(target, Unopened(), [make(target, max_tokens=5).request], 4)
+    events = rounds_of(target, Double(4, fail), [make(target, max_tokens=5)])
     assert next(events).fault is None
     faults = [event.fault for event in events]
     assert faults[0] is not None

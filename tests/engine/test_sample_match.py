@@ -11,10 +11,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from d3d.engine.noise import uniform
 from d3d.engine.request import Request
-from d3d.engine.sampling import SamplingParams, TokenCounts, Verdict, sample_match, uniform
+from d3d.engine.sampling import LogitRows, SamplingParams, TokenCounts, Verdict, sample_match
+from support.drafters import grow
 
-NO_EOS: frozenset[int] = frozenset()
 VOCAB = 10
 
 
@@ -39,29 +40,33 @@ class ToyTarget:
         return torch.stack([self.table[history[end - 2], history[end - 1]] for end in ends])
 
 
-def start(params: SamplingParams, seed: int = 0, vocab_size: int = VOCAB) -> Sequence:
-    sequence = Request([1, 2], params, seed=seed)
+def matched(logits: Tensor, draft: list[int], request: Request) -> Verdict:
+    return sample_match(LogitRows(logits), draft, request)
+
+
+def start(params: SamplingParams, seed: int = 0, vocab_size: int = VOCAB) -> Request:
+    request = Request([1, 2], params, seed=seed)
     if params.uses_counts:
-        sequence.counts = TokenCounts([1, 2], vocab_size, torch.device("cpu"))
-    return sequence
+        request.counts = TokenCounts([1, 2], vocab_size, torch.device("cpu"))
+    return request
 
 
 def decode(
     target: ToyTarget,
-    sequence: Sequence,
+    request: Request,
     draft_after: Callable[[list[int]], list[int]],
     num_tokens: int,
 ) -> list[Verdict]:
     """Rounds until there are enough tokens; the counts are checked after each."""
     verdicts = []
-    while sequence.num_answer_tokens < num_tokens:
-        draft = draft_after(sequence.token_ids)
-        verdict = sample_match(target.rows(sequence.token_ids, draft), draft, sequence, NO_EOS)
-        sequence.commit(verdict.token_ids)
+    while request.num_answer_tokens < num_tokens:
+        draft = draft_after(request.token_ids)
+        verdict = matched(target.rows(request.token_ids, draft), draft, request)
+        grow(request, verdict.token_ids)
         verdicts.append(verdict)
-        if sequence.counts is not None:
-            histogram = Counter(sequence.answer_ids)
-            assert sequence.counts.answer.tolist() == [
+        if request.counts is not None:
+            histogram = Counter(request.answer_ids)
+            assert request.counts.answer.tolist() == [
                 histogram[token_id] for token_id in range(VOCAB)
             ]
     return verdicts
@@ -73,20 +78,17 @@ def no_draft(_: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
 def test_the_first_drafted_token_is_checked_too(block_size: int) -> None:
-    verdict = sample_match(
-        one_hot([3] * (block_size + 1)), [4] * block_size, start(SamplingParams()), NO_EOS
-    )
+    verdict = matched(one_hot([3] * (block_size + 1)), [4] * block_size, start(SamplingParams()))
     assert verdict == Verdict((), 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.02])
 def test_only_the_prefix_counts_as_accepted(temperature: float) -> None:
     """Right, wrong, right, right: one accepted, and the bonus token is not counted."""
-    verdict = sample_match(
+    verdict = matched(
         one_hot([1, 2, 3, 4, 5]),
         [1, 9, 3, 4],
         start(SamplingParams(temperature=temperature)),
-        NO_EOS,
     )
     assert verdict == Verdict((1,), 2)
     assert verdict.num_accepted == 1
@@ -100,19 +102,19 @@ def test_every_rejection_position(block_size: int) -> None:
         draft = truth[:-1]
         if position < block_size:
             draft[position] = (draft[position] + 1) % VOCAB
-        verdict = sample_match(one_hot(truth), draft, start(SamplingParams()), NO_EOS)
+        verdict = matched(one_hot(truth), draft, start(SamplingParams()))
         assert verdict == Verdict(tuple(truth[:position]), truth[position])
 
 
 def test_without_a_draft_it_is_plain_decoding() -> None:
-    assert sample_match(one_hot([6]), [], start(SamplingParams()), NO_EOS) == Verdict((), 6)
+    assert matched(one_hot([6]), [], start(SamplingParams())) == Verdict((), 6)
 
 
 @pytest.mark.parametrize("drafted", [-1, VOCAB, 10**6])
 def test_an_impossible_drafted_id_is_simply_rejected(drafted: int) -> None:
-    assert sample_match(
-        one_hot([6, 7]), [drafted], start(SamplingParams(temperature=0.01)), NO_EOS
-    ) == Verdict((), 6)
+    assert matched(one_hot([6, 7]), [drafted], start(SamplingParams(temperature=0.01))) == Verdict(
+        (), 6
+    )
 
 
 SETTINGS = [
@@ -145,10 +147,10 @@ def test_any_draft_gives_the_plain_answer(
             block[wrong_at] = (block[wrong_at] + 1) % VOCAB
         return block
 
-    sequence = start(params, seed=7)
-    verdicts = decode(target, sequence, draft, num_tokens)
-    length = sequence.num_answer_tokens
-    assert sequence.answer_ids == plain.answer_ids[:length]
+    request = start(params, seed=7)
+    verdicts = decode(target, request, draft, num_tokens)
+    length = request.num_answer_tokens
+    assert request.answer_ids == plain.answer_ids[:length]
     expected = block_size if wrong_at is None or wrong_at >= block_size else wrong_at
     assert all(verdict.num_accepted == expected for verdict in verdicts[:-1])
     reported = [entry for verdict in verdicts for entry in verdict.logprobs]
@@ -163,9 +165,9 @@ def test_any_draft_gives_the_plain_answer(
 def test_the_sign_of_the_frequency_penalty_matters() -> None:
     answers = []
     for penalty in (-2.0, 0.0, 2.0):
-        sequence = start(SamplingParams(frequency_penalty=penalty))
-        decode(ToyTarget(), sequence, no_draft, 30)
-        answers.append(sequence.answer_ids)
+        request = start(SamplingParams(frequency_penalty=penalty))
+        decode(ToyTarget(), request, no_draft, 30)
+        answers.append(request.answer_ids)
     assert len({tuple(answer) for answer in answers}) == 3
 
 
@@ -181,14 +183,14 @@ def test_tiny_temperatures_give_the_greedy_answer(temperature: float) -> None:
 def test_a_seed_repeats_and_another_seed_differs() -> None:
     answers = []
     for seed in (42, 42, 43):
-        sequence = start(SamplingParams(temperature=2.0), seed=seed)
-        decode(ToyTarget(), sequence, no_draft, 30)
-        answers.append(sequence.answer_ids)
+        request = start(SamplingParams(temperature=2.0), seed=seed)
+        decode(ToyTarget(), request, no_draft, 30)
+        answers.append(request.answer_ids)
     assert answers[0] == answers[1] != answers[2]
 
 
 def test_a_verdict_leaves_its_arguments_alone() -> None:
-    sequence = start(
+    request = start(
         SamplingParams(
             temperature=1.0,
             frequency_penalty=1.0,
@@ -197,12 +199,12 @@ def test_a_verdict_leaves_its_arguments_alone() -> None:
             stop_token_ids=(2,),
         )
     )
-    logits, draft = ToyTarget().rows(sequence.token_ids, [3, 4]), [3, 4]
+    logits, draft = ToyTarget().rows(request.token_ids, [3, 4]), [3, 4]
     before = logits.clone()
-    first = sample_match(logits, draft, sequence, NO_EOS)
-    assert first == sample_match(logits, draft, sequence, NO_EOS)
+    first = matched(logits, draft, request)
+    assert first == matched(logits, draft, request)
     assert torch.equal(logits, before)
-    assert (sequence.token_ids, draft) == ([1, 2], [3, 4])
+    assert (request.token_ids, draft) == ([1, 2], [3, 4])
 
 
 JOINT_VOCAB, NUM_DRAWS = 4, 6000
@@ -214,9 +216,9 @@ def drafts_of(kind: str, target: ToyTarget, seed: int) -> list[int]:
     if kind == "random":
         return [int(uniform(seed + 10**6, place) * JOINT_VOCAB) for place in (0, 1)]
     if kind == "own":
-        sequence = start(SamplingParams(temperature=1.0), seed=seed)
-        decode(target, sequence, no_draft, 2)
-        return sequence.answer_ids[:2]
+        request = start(SamplingParams(temperature=1.0), seed=seed)
+        decode(target, request, no_draft, 2)
+        return request.answer_ids[:2]
     draft: list[int] = []
     for _ in range(2):
         row = target.rows([1, 2, *draft], [])[0]
@@ -234,13 +236,13 @@ def test_two_tokens_have_the_exact_joint_distribution(
     params = SamplingParams.model_validate(settings)
     seen: Counter[tuple[int, int]] = Counter()
     for seed in range(NUM_DRAWS):
-        sequence = start(params, seed=seed, vocab_size=JOINT_VOCAB)
+        request = start(params, seed=seed, vocab_size=JOINT_VOCAB)
         draft = drafts_of(kind, target, seed)
-        while sequence.num_answer_tokens < 2:
-            verdict = sample_match(target.rows(sequence.token_ids, draft), draft, sequence, NO_EOS)
-            sequence.commit(verdict.token_ids)
+        while request.num_answer_tokens < 2:
+            verdict = matched(target.rows(request.token_ids, draft), draft, request)
+            grow(request, verdict.token_ids)
             draft = draft[:1]
-        seen[sequence.answer_ids[0], sequence.answer_ids[1]] += 1
+        seen[request.answer_ids[0], request.answer_ids[1]] += 1
 
     def exact(row: Tensor) -> Tensor:
         row = row / params.temperature

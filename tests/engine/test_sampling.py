@@ -4,6 +4,7 @@ decoding."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,50 +13,59 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from d3d.engine.noise import uniform
 from d3d.engine.request import Request
 from d3d.engine.round import TokenLogprob
 from d3d.engine.sampling import (
     GREEDY_TEMPERATURE,
     Choices,
+    LogitRows,
     SamplingParams,
     TokenCounts,
     choice_gap,
     choose,
     inverse_cdf,
-    uniform,
     validate_params,
 )
 from d3d.errors import InvalidRequest
+from support.drafters import grow
 
 VOCAB = 12
 EOS = 11
 NO_EOS: frozenset[int] = frozenset()
 
 
-def sequence(
+def request(
     params: SamplingParams,
     prompt: tuple[int, ...] = (1, 2),
     answer: tuple[int, ...] = (),
     seed: int = 0,
-) -> Sequence:
+) -> Request:
     made = Request(list(prompt), params, seed=seed)
     if params.uses_counts:
         made.counts = TokenCounts(prompt, VOCAB, torch.device("cpu"))
-    made.commit(answer)
+    grow(made, answer)
     return made
+
+
+def chosen(
+    logits: Tensor, draft: Sequence[int], made: Request, eos: frozenset[int] = NO_EOS
+) -> Choices:
+    made.eos_token_ids = eos
+    return choose(LogitRows(logits), draft, made)
 
 
 def rows(num: int, seed: int = 0) -> Tensor:
     return torch.randn(num, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def distribution(logits: Tensor, made: Sequence, eos: frozenset[int] = NO_EOS) -> list[float]:
+def distribution(logits: Tensor, made: Request, eos: frozenset[int] = NO_EOS) -> list[float]:
     """What is really sampled from, read off the reported log-probabilities."""
     params = made.params.model_copy(update={"logprobs": VOCAB})
-    copy = sequence(
+    copy = request(
         params, tuple(made.token_ids[: made.prompt_length]), tuple(made.answer_ids), made.seed
     )
-    (entry,) = choose(logits.reshape(1, -1), (), copy, eos).logprobs
+    (entry,) = chosen(logits.reshape(1, -1), (), copy, eos).logprobs
     found = dict(entry.top)
     return [
         math.exp(found[token_id]) if token_id in found else 0.0
@@ -63,7 +73,7 @@ def distribution(logits: Tensor, made: Sequence, eos: frozenset[int] = NO_EOS) -
     ]
 
 
-def reference(logits: Tensor, made: Sequence, eos: frozenset[int] = NO_EOS) -> np.ndarray:
+def reference(logits: Tensor, made: Request, eos: frozenset[int] = NO_EOS) -> np.ndarray:
     """The same by the module's docstring, in plain float64 loops (sampling, no ties)."""
     params, prompt, answer = made.params, made.token_ids[: made.prompt_length], made.answer_ids
     scores = logits.double().numpy().copy()
@@ -106,16 +116,24 @@ SETTINGS = [
     {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": (0, 5)},
     {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": (0,), "ignore_eos": True},
     {
-        "temperature": 1.3, "top_k": 8, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3,
-        "frequency_penalty": 0.4, "logit_bias": {2: 1.0, 11: 9.0}, "min_tokens": 6, "stop_token_ids": (4,),
+        "temperature": 1.3,
+        "top_k": 8,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.4,
+        "logit_bias": {2: 1.0, 11: 9.0},
+        "min_tokens": 6,
+        "stop_token_ids": (4,),
     },
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_distribution_is_the_documented_one(settings: dict[str, object], seed: int) -> None:
-    made = sequence(
+    made = request(
         SamplingParams.model_validate(settings), prompt=(1, 2, 2), answer=(3, 4, 3, 3, 8)
     )
     logits = rows(1, seed)[0]
@@ -137,15 +155,15 @@ def test_a_row_of_a_block_is_treated_as_plain_decoding_would(
     list agree."""
     params = SamplingParams.model_validate({**settings, "logprobs": 3})
     logits = rows(9, seed)
-    plain = sequence(params, prompt=(1, 2, 2), answer=(3, 4), seed=seed)
+    plain = request(params, prompt=(1, 2, 2), answer=(3, 4), seed=seed)
     entries: list[TokenLogprob] = []
     for row in logits:
-        choices = choose(row[None], (), plain, frozenset({EOS}))
-        plain.commit(choices.token_ids)
+        choices = chosen(row[None], (), plain, frozenset({EOS}))
+        grow(plain, choices.token_ids)
         entries += choices.logprobs
-    block = sequence(params, prompt=(1, 2, 2), answer=(3, 4), seed=seed)
+    block = request(params, prompt=(1, 2, 2), answer=(3, 4), seed=seed)
     draft = plain.answer_ids[2:-1]
-    assert choose(logits, draft, block, frozenset({EOS})) == Choices(
+    assert chosen(logits, draft, block, frozenset({EOS})) == Choices(
         plain.answer_ids[2:], tuple(entries)
     )
 
@@ -155,13 +173,13 @@ def test_rows_taken_together_equal_rows_taken_one_by_one(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams.model_validate({**settings, "logprobs": 2})
-    made, logits = sequence(params, answer=(3, 4)), rows(6)
+    made, logits = request(params, answer=(3, 4)), rows(6)
     draft: list[int] = []
     while len(draft) < 5:
-        draft.append(choose(logits[: len(draft) + 1], draft, made, frozenset({EOS})).token_ids[-1])
-    one_by_one = choose(logits, draft, made, frozenset({EOS}))
-    monkeypatch.setattr("d3d.acceptance.sampling._ROW_BY_ROW", frozenset())
-    together = choose(logits, draft, made, frozenset({EOS}))
+        draft.append(chosen(logits[: len(draft) + 1], draft, made, frozenset({EOS})).token_ids[-1])
+    one_by_one = chosen(logits, draft, made, frozenset({EOS}))
+    monkeypatch.setattr("d3d.engine.sampling._ROW_BY_ROW", frozenset())
+    together = chosen(logits, draft, made, frozenset({EOS}))
     assert together.token_ids == one_by_one.token_ids
     for first, second in zip(together.logprobs, one_by_one.logprobs, strict=True):
         assert first.logprob == pytest.approx(second.logprob, abs=1e-5)
@@ -169,30 +187,30 @@ def test_rows_taken_together_equal_rows_taken_one_by_one(
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"frequency_penalty": 1.0}])
 def test_rows_behind_a_mismatch_do_not_matter(settings: dict[str, object]) -> None:
-    made, logits = sequence(SamplingParams.model_validate(settings)), rows(5)
-    first = choose(logits[:1], (), made, NO_EOS).token_ids[0]
+    made, logits = request(SamplingParams.model_validate(settings)), rows(5)
+    first = chosen(logits[:1], (), made).token_ids[0]
     wrong = (first + 1) % VOCAB
     logits[1:] = math.nan
-    assert choose(logits, [wrong, 0, 1, 2], made, NO_EOS).token_ids[0] == first
+    assert chosen(logits, [wrong, 0, 1, 2], made).token_ids[0] == first
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
 def test_a_wrong_number_of_rows_is_an_error(num_rows: int) -> None:
     with pytest.raises(ValueError, match="3 drafted tokens need 4 rows"):
-        choose(rows(num_rows), [1, 2, 3], sequence(SamplingParams()), NO_EOS)
+        chosen(rows(num_rows), [1, 2, 3], request(SamplingParams()))
 
 
 def test_missing_counts_are_an_error_not_a_silent_no_penalty() -> None:
     with pytest.raises(ValueError, match="counts"):
-        choose(rows(1), (), Request([1], SamplingParams(presence_penalty=1.0)), NO_EOS)
+        chosen(rows(1), (), Request([1], SamplingParams(presence_penalty=1.0)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e-8, 1e-6, 1e-5])
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
 def test_up_to_the_threshold_every_branch_is_greedy(temperature: float, scale: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=5, top_p=0.1, min_p=0.9, logprobs=4)
-    made, logits = sequence(params), rows(1) * scale
-    choices = choose(logits, (), made, NO_EOS)
+    made, logits = request(params), rows(1) * scale
+    choices = chosen(logits, (), made)
     assert choices.token_ids == logits.argmax(-1).tolist()
     expected = logits[0].log_softmax(-1)
     assert choices.logprobs[0].logprob == pytest.approx(float(expected.max()), abs=1e-6)
@@ -209,7 +227,7 @@ def test_just_above_the_threshold_nothing_overflows(temperature: float, scale: f
     )
     logits = rows(4) * scale
     draft = logits.index_add(1, torch.tensor([3]), torch.full((4, 1), 1e6)).argmax(-1).tolist()
-    choices = choose(logits, draft[:-1], sequence(params), NO_EOS)
+    choices = chosen(logits, draft[:-1], request(params))
     assert choices.token_ids == draft
     assert all(entry.logprob == pytest.approx(0.0, abs=1e-6) for entry in choices.logprobs)
 
@@ -218,15 +236,32 @@ def test_the_first_of_equal_logits_is_chosen() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [4, 7]] = 1.0
     for params in (SamplingParams(), SamplingParams(logprobs=1)):
-        assert choose(logits, (), sequence(params), NO_EOS).token_ids == [4]
+        assert chosen(logits, (), request(params)).token_ids == [4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [1, 7, 16, 97, 1000, 49152])
+def test_the_lowest_id_of_equals_is_the_best_in_any_dtype(dtype: torch.dtype, width: int) -> None:
+    """bfloat16 logits often tie; plain decoding and a block must break the tie alike."""
+    generator = torch.Generator().manual_seed(width)
+    raw = torch.randint(-3, 4, (9, width), generator=generator).to(dtype)
+    raw[0] = 1.0
+    raw[1] = -1.0
+    raw[1, width // 2 :] = 2.0
+    expected = [(row == row.max()).nonzero()[0, 0].item() for row in raw]
+    assert LogitRows(raw).argmax() == expected
+    assert [LogitRows(raw[row : row + 1]).argmax()[0] for row in range(9)] == expected
+    assert LogitRows(raw.T.contiguous().T).argmax() == expected, "however the rows lie in memory"
+    request_ = Request([1])
+    assert choose(LogitRows(raw), expected[:-1], request_).token_ids == expected
 
 
 @pytest.mark.parametrize("settings", [{"min_p": 1.0}, {"top_k": 1}, {"top_p": 1e-9}])
 def test_the_narrowest_filters_equal_greedy(settings: dict[str, float]) -> None:
     logits = rows(8)
     greedy = logits.argmax(-1).tolist()
-    made = sequence(SamplingParams.model_validate({"temperature": 3.0, **settings}), seed=5)
-    assert choose(logits, greedy[:-1], made, NO_EOS).token_ids == greedy
+    made = request(SamplingParams.model_validate({"temperature": 3.0, **settings}), seed=5)
+    assert chosen(logits, greedy[:-1], made).token_ids == greedy
 
 
 def test_top_p_looks_beyond_the_best_thousand() -> None:
@@ -234,23 +269,22 @@ def test_top_p_looks_beyond_the_best_thousand() -> None:
     searched first."""
     logits = torch.linspace(0.0, 1e-3, 5000)[None]
     params = SamplingParams(temperature=1.0, top_p=0.5)
-    chosen = {
-        choose(logits, (), Request([1], params, seed=seed), NO_EOS).token_ids[0]
-        for seed in range(400)
+    picks = {
+        chosen(logits, (), Request([1], params, seed=seed)).token_ids[0] for seed in range(400)
     }
-    assert 2490 < min(chosen) < 2550
-    assert max(chosen) > 4950
+    assert 2490 < min(picks) < 2550
+    assert max(picks) > 4950
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("num_drafted", [0, 3])
 def test_logit_bias_rules_at_every_row(temperature: float, num_drafted: int) -> None:
     logits, draft = rows(num_drafted + 1), [5] * num_drafted
-    always = sequence(SamplingParams(temperature=temperature, logit_bias={5: 100.0}))
-    assert choose(logits, draft, always, NO_EOS).token_ids == [5] * (num_drafted + 1)
+    always = request(SamplingParams(temperature=temperature, logit_bias={5: 100.0}))
+    assert chosen(logits, draft, always).token_ids == [5] * (num_drafted + 1)
     logits[:, 5] = 50.0
-    never = sequence(SamplingParams(temperature=temperature, logit_bias={5: -100.0}))
-    assert 5 not in choose(logits, draft, never, NO_EOS).token_ids
+    never = request(SamplingParams(temperature=temperature, logit_bias={5: -100.0}))
+    assert 5 not in chosen(logits, draft, never).token_ids
 
 
 def test_frequency_penalty_counts_repetition_inside_a_block() -> None:
@@ -258,24 +292,24 @@ def test_frequency_penalty_counts_repetition_inside_a_block() -> None:
     over."""
     logits = torch.zeros(5, VOCAB)
     logits[:, 5], logits[:, 6] = 12.5, 10.0
-    made = sequence(SamplingParams(frequency_penalty=1.0))
-    assert choose(logits, [5, 5, 5, 5], made, NO_EOS).token_ids[:4] == [5, 5, 5, 6]
-    made = sequence(SamplingParams(frequency_penalty=-1.0), answer=(6, 6, 6))
-    assert choose(logits, [6, 6, 6, 6], made, NO_EOS).token_ids == [6] * 5
+    made = request(SamplingParams(frequency_penalty=1.0))
+    assert chosen(logits, [5, 5, 5, 5], made).token_ids[:4] == [5, 5, 5, 6]
+    made = request(SamplingParams(frequency_penalty=-1.0), answer=(6, 6, 6))
+    assert chosen(logits, [6, 6, 6, 6], made).token_ids == [6] * 5
 
 
 def test_rejected_tokens_leave_no_trace() -> None:
-    made = sequence(
+    made = request(
         SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3, logprobs=2), answer=(3,)
     )
     logits = rows(5)
-    before = choose(logits[:1], (), made, NO_EOS)
+    before = chosen(logits[:1], (), made)
     assert made.counts is not None
     counts = made.counts.answer.clone()
-    choose(logits, [9, 9, 8, 8], made, NO_EOS)
+    chosen(logits, [9, 9, 8, 8], made)
     assert torch.equal(made.counts.answer, counts)
     assert made.token_ids == [1, 2, 3]
-    assert choose(logits[:1], (), made, NO_EOS) == before
+    assert chosen(logits[:1], (), made) == before
 
 
 @pytest.mark.parametrize("min_tokens", range(7))
@@ -291,17 +325,17 @@ def test_end_tokens_are_banned_for_exactly_min_tokens(
         min_tokens=min_tokens, stop_token_ids=(EOS,) if how == "stop_token_ids" else ()
     )
     eos = frozenset({EOS}) if how == "eos" else NO_EOS
-    made = sequence(params, answer=(4,) * num_answered)
+    made = request(params, answer=(4,) * num_answered)
     num_banned = max(0, min_tokens - num_answered)
     expected = [4] * min(5, num_banned) + [EOS] * max(0, 5 - num_banned)
-    assert choose(logits, expected[:4], made, eos).token_ids == expected
+    assert chosen(logits, expected[:4], made, eos).token_ids == expected
 
 
 def test_ignored_eos_is_not_banned() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, EOS] = 9.0
-    made = sequence(SamplingParams(min_tokens=5, ignore_eos=True))
-    assert choose(logits, (), made, frozenset({EOS})).token_ids == [EOS]
+    made = request(SamplingParams(min_tokens=5, ignore_eos=True))
+    assert chosen(logits, (), made, frozenset({EOS})).token_ids == [EOS]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.25, 0.5, 1 - 2.0**-53, 1.0])
@@ -336,8 +370,7 @@ def test_the_share_of_the_best_token_follows_the_temperature(temperature: float)
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.5]])
     params = SamplingParams(temperature=temperature)
     picks = [
-        choose(logits, (), Request([1], params, seed=seed), NO_EOS).token_ids[0]
-        for seed in range(4000)
+        chosen(logits, (), Request([1], params, seed=seed)).token_ids[0] for seed in range(4000)
     ]
     expected = float((logits / temperature).softmax(-1)[0, 0])
     assert abs(picks.count(0) / 4000 - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000)
@@ -348,21 +381,21 @@ def test_noise_belongs_to_the_absolute_position() -> None:
     params = SamplingParams(temperature=2.0)
     logits = rows(1, 3).expand(4, -1)
     by_prompt = [
-        choose(logits[:1], (), sequence(params, (1,) * length), NO_EOS).token_ids[0]
+        chosen(logits[:1], (), request(params, (1,) * length)).token_ids[0]
         for length in range(4, 8)
     ]
     by_answer = [
-        choose(logits[:1], (), sequence(params, (1,), (1,) * length), NO_EOS).token_ids[0]
+        chosen(logits[:1], (), request(params, (1,), (1,) * length)).token_ids[0]
         for length in range(3, 7)
     ]
-    by_draft = choose(logits, by_prompt[:3], sequence(params, (1,) * 4), NO_EOS).token_ids
+    by_draft = chosen(logits, by_prompt[:3], request(params, (1,) * 4)).token_ids
     assert by_prompt == by_answer == by_draft
 
 
 def test_log_probabilities_hold_the_chosen_token_and_nothing_impossible() -> None:
     params = SamplingParams(temperature=1.0, top_k=3, logprobs=5)
     for seed in range(20):
-        (entry,) = choose(rows(1), (), sequence(params, seed=seed), NO_EOS).logprobs
+        (entry,) = chosen(rows(1), (), request(params, seed=seed)).logprobs
         assert (entry.token_id, entry.logprob) in entry.top
         assert len(entry.top) == 3
         assert sum(math.exp(value) for _, value in entry.top) == pytest.approx(1.0, abs=1e-5)
@@ -372,14 +405,13 @@ def test_log_probabilities_hold_the_chosen_token_and_nothing_impossible() -> Non
 def test_an_unlikely_choice_is_added_to_the_list() -> None:
     params = SamplingParams(temperature=100.0, logprobs=1)
     lengths = {
-        len(choose(rows(1), (), sequence(params, seed=seed), NO_EOS).logprobs[0].top)
-        for seed in range(30)
+        len(chosen(rows(1), (), request(params, seed=seed)).logprobs[0].top) for seed in range(30)
     }
     assert lengths == {1, 2}
 
 
 def test_zero_alternatives_still_report_the_chosen_one() -> None:
-    (entry,) = choose(rows(1), (), sequence(SamplingParams(logprobs=0)), NO_EOS).logprobs
+    (entry,) = chosen(rows(1), (), request(SamplingParams(logprobs=0))).logprobs
     assert entry.top == ()
     assert entry.logprob == pytest.approx(float(rows(1)[0].log_softmax(-1).max()))
 
@@ -387,9 +419,9 @@ def test_zero_alternatives_still_report_the_chosen_one() -> None:
 def test_the_greedy_gap_is_relative_and_sees_the_processing() -> None:
     logits = torch.zeros(VOCAB)
     logits[3], logits[4] = 200.0, 199.0
-    assert choice_gap(logits, sequence(SamplingParams()), NO_EOS) == pytest.approx(1 / 200)
-    assert choice_gap(logits[None], sequence(SamplingParams(logit_bias={4: 1.0})), NO_EOS) == 0.0
-    assert choice_gap(logits / 400, sequence(SamplingParams()), NO_EOS) == pytest.approx(1 / 400)
+    assert choice_gap(logits, request(SamplingParams())) == pytest.approx(1 / 200)
+    assert choice_gap(logits[None], request(SamplingParams(logit_bias={4: 1.0}))) == 0.0
+    assert choice_gap(logits / 400, request(SamplingParams())) == pytest.approx(1 / 400)
 
 
 def test_the_sampling_gap_is_the_way_to_the_border() -> None:
@@ -397,8 +429,8 @@ def test_the_sampling_gap_is_the_way_to_the_border() -> None:
     point = uniform(9, 2)
     for border in (point - 0.01, point + 0.02):
         logits = torch.tensor([border, 1 - border]).log()
-        made = sequence(params, seed=9)
-        assert choice_gap(logits, made, NO_EOS) == pytest.approx(
+        made = request(params, seed=9)
+        assert choice_gap(logits, made) == pytest.approx(
             min(abs(point - border), point if border > point else 1 - point), abs=1e-6
         )
 
@@ -421,9 +453,19 @@ def test_ids_inside_of_the_vocabulary_pass() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logit_bias", {1: math.inf}), ("logit_bias", {1: math.nan}), ("presence_penalty", math.nan), ("repetition_penalty", 0.0),
-     ("temperature", math.inf), ("temperature", -0.1), ("stop", ("",)), ("min_tokens", 500), ("max_tokens", 0), ("best_of", 2)],
-)  # fmt: skip
+    [
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: math.nan}),
+        ("presence_penalty", math.nan),
+        ("repetition_penalty", 0.0),
+        ("temperature", math.inf),
+        ("temperature", -0.1),
+        ("stop", ("",)),
+        ("min_tokens", 500),
+        ("max_tokens", 0),
+        ("best_of", 2),
+    ],
+)
 def test_impossible_values_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         SamplingParams.model_validate({name: value})

@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from d3d.engine.request import Request
 from d3d.engine.round import TokenLogprob
-from d3d.engine.sampling import SamplingParams, Verdict, sample_match
+from d3d.engine.sampling import LogitRows, SamplingParams, Verdict, sample_match
 from d3d.engine.text import StopScanner
 from d3d.errors import InvalidRequest
+from support.drafters import grow
 
 EOS = 0
 BLOCKS = (1, 2, 3, 4, 5, 8, 17)
@@ -83,17 +84,15 @@ def test_an_eos_as_bonus_token_leaves_the_verdict_whole() -> None:
 
 
 def test_an_eos_that_only_the_drafter_wants_ends_nothing() -> None:
-    sequence, scan = (
-        Request([1], SamplingParams(max_tokens=6)),
-        scanner(SamplingParams(max_tokens=6)),
-    )
+    params = SamplingParams(max_tokens=6)
+    request, scan = Request([1], params, eos_token_ids=frozenset({EOS})), scanner(params)
     logits = torch.zeros(3, 10)
     logits[:, 4] = 1.0
     reason = None
     while reason is None:
-        verdict, reason, _ = scan.scan(sample_match(logits, [EOS, EOS], sequence, frozenset({EOS})))
-        sequence.commit(verdict.token_ids)
-    assert (sequence.answer_ids, reason) == ([4] * 6, "length")
+        verdict, reason, _ = scan.scan(sample_match(LogitRows(logits), [EOS, EOS], request))
+        grow(request, verdict.token_ids)
+    assert (request.answer_ids, reason) == ([4] * 6, "length")
 
 
 @pytest.mark.parametrize("size", BLOCKS)

@@ -15,6 +15,9 @@ from d3d.errors import InvalidCheckpoint
 from d3d.hub.footprint import model_config
 from d3d.hub.names import drafter_of, is_here, resolve_drafter, resolve_model, resolve_tokenizer
 from d3d.hub.presets import AnswerRounds, PresetFile, Tuned, read_preset, write_preset
+from d3d.loader import preset_of
+from d3d.methods.auto.config import AutoConfig
+from d3d.methods.fused.config import FusedConfig
 from support.command import d3d as command
 
 TUNED = Tuned(
@@ -74,7 +77,7 @@ def test_json_is_as_good(tiny_target: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"format": 1, "target": str(tiny_target), "mode": "plain"}))
     assert read_preset(path).mode == "plain"
-    assert d3d.load(str(path), dtype="float32").default_mode == "plain"
+    assert d3d.load(str(path), dtype="float32").default_method == "plain"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_damage_is_told_by_file_and_key(content: str, words: list[str], tmp_path
     path = tmp_path / "bad.yaml"
     path.write_text(content)
     with pytest.raises(InvalidCheckpoint) as caught:
-        read_preset(path)
+        preset_of(str(path))
     assert all(word in str(caught.value) for word in [str(path), *words]), caught.value
 
 
@@ -106,16 +109,16 @@ def test_damage_is_told_by_file_and_key(content: str, words: list[str], tmp_path
     ("fields", "words"),
     [
         ({"mode": "magic"}, ["mode", "magic", "serial"]),
-        ({"mode": "plain", "draft_length": 3}, ["draft length", "plain"]),
+        ({"mode": "plain", "draft_length": 3}, ["draft_length", "plain"]),
         ({"mode": "serial", "rows": 9}, ["rows", "serial"]),
-        ({"mode": "fused", "draft_confidence": 0.2}, ["draft confidence", "fused"]),
+        ({"mode": "fused", "draft_confidence": 0.2}, ["draft_confidence", "fused"]),
     ],
 )
 def test_options_that_do_not_fit_each_other_are_refused_before_anything_is_loaded(
     fields: dict[str, Any], words: list[str], preset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = preset(**fields)
-    monkeypatch.setattr("d3d.api.open_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("d3d.loader.open_model", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(InvalidCheckpoint) as caught:
         d3d.load(str(path))
     assert all(word in str(caught.value) for word in [str(path), *words]), caught.value
@@ -176,9 +179,9 @@ def test_what_a_serial_preset_spares_is_all_that_auto_mode_takes_of_it(preset: A
         str(preset(draft_length=6, num_denoise_steps=3, lookup=2, draft_confidence=0.1)),
         device="cpu",
     )
-    options = model.options("auto", ModeOptions(draft_length=1))
-    assert options == ModeOptions(draft_length=1, lookup=2, draft_confidence=0.1)
-    assert model.options("fused", ModeOptions()) == ModeOptions()
+    config = model.config(method="auto", draft_length=1)
+    assert config == AutoConfig(draft_length=1, lookup=2, draft_confidence=0.1)
+    assert model.config(method="fused") == FusedConfig()
     auto = model.generate("hello", max_tokens=8, mode="auto").speculation
     assert auto is not None
     assert auto.choice is not None
@@ -197,7 +200,7 @@ def test_auto_mode_without_a_drafter_minds_nothing_of_a_serial_preset(preset: An
 
 def test_another_drafter_goes_with_its_choices(preset: Any, tiny_drafter: Path) -> None:
     path = preset(drafter=None, draft_length=2)
-    assert d3d.load(str(path)).default_mode == "plain", "there is no drafter"
+    assert d3d.load(str(path)).default_method == "plain", "there is no drafter"
     model = d3d.load(str(path), tiny_drafter)
     assert model.generate("hello", max_tokens=8).speculation.draft_length == 2  # type: ignore[union-attr]
 
@@ -283,9 +286,9 @@ def test_generate_cuts_drafts_that_are_not_confident(preset: Any) -> None:
         == 1.0
         > whole.record["speculation"]["acceptance_rate"]
     )
-    assert command(*given, "--draft-confidence", 1.5).is_refusal("draft confidence", "1.5")
+    assert command(*given, "--draft-confidence", 1.5).is_refusal("draft_confidence", "1.5")
     assert command(*given, "--mode", "fused", "--draft-confidence", 0.5).is_refusal(
-        "draft confidence", "serial"
+        "draft_confidence", "serial"
     )
 
 

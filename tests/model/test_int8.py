@@ -3,6 +3,13 @@ refused."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +17,16 @@ import d3d
 from d3d.errors import InvalidRequest
 from d3d.model import int8
 from d3d.model.from_target import clean_rows_are_of
-from d3d.model.int8 import FEW_ROWS, Int8Weight, check_quantize, quantizations, quantize
+from d3d.model.int8 import (
+    FEW_ROWS,
+    Int8Blocks,
+    Int8Exact,
+    Int8Rows,
+    Int8Weight,
+    check_quantize,
+    quantizations,
+    quantize,
+)
 from d3d.model.linear import Linear, linear, merge_deltas, pack_weights
 from support.drafters import tiny_drafter
 from support.tiny import tiny_transformer
@@ -94,24 +110,176 @@ def test_a_product_is_that_of_the_rounded_weight(
         ).all()
 
 
+SHAPES = pytest.mark.parametrize("shape", [(130, 64), (64, 1536), (48, 40)], ids=str)
+
+
+def assert_rows_come_to_the_same_bits(packed: Int8Weight, dtype: torch.dtype) -> None:
+    """In a pass of any width up to FEW_ROWS, at any place in it, with any number of threads."""
+    generator = torch.Generator().manual_seed(3)
+    out_features, in_features = packed.to_dense().shape
+    x = torch.randn(FEW_ROWS, in_features, generator=generator).to(dtype)
+    for bias in (None, torch.randn(out_features, generator=generator).to(dtype)):
+        alone = torch.cat([linear(x[i : i + 1], packed, bias) for i in range(len(x))])
+        for rows in (2, 3, 5, 6, 8, 13, 16, 31, 32):
+            assert torch.equal(linear(x[:rows], packed, bias), alone[:rows]), rows
+            assert torch.equal(linear(x[-rows:], packed, bias), alone[-rows:]), rows
+        assert torch.equal(linear(x.view(4, 8, -1), packed, bias).view(32, -1), alone)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if threads > 1 else 2)
+        try:
+            assert torch.equal(linear(x, packed, bias), alone)
+        finally:
+            torch.set_num_threads(threads)
+
+
 @needs_kernel
 @DTYPES
-@pytest.mark.parametrize("shape", [(130, 64), (64, 1536), (48, 40)], ids=str)
+@SHAPES
 def test_a_row_comes_to_the_same_bits_in_a_pass_of_any_width(
     dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
-    packed = Int8Weight.of(weight_like_a_models(*shape).to(dtype))
-    x = torch.randn(FEW_ROWS, shape[1], generator=torch.Generator().manual_seed(3)).to(dtype)
-    alone = torch.cat([linear(x[i : i + 1], packed) for i in range(len(x))])
-    for rows in (2, 3, 5, 6, 8, 13, 16, 31, 32):
-        assert torch.equal(linear(x[:rows], packed), alone[:rows]), rows
-    assert torch.equal(linear(x.view(4, 8, -1), packed).view(32, -1), alone)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if threads > 1 else 2)
-    try:
-        assert torch.equal(linear(x, packed), alone)
-    finally:
-        torch.set_num_threads(threads)
+    assert_rows_come_to_the_same_bits(Int8Weight.of(weight_like_a_models(*shape).to(dtype)), dtype)
+
+
+@needs_kernel
+@pytest.mark.parametrize("in_features", [40, 576, 1536, 4097])
+def test_sums_of_bytes_are_exact_integers_rounded_once(in_features: int) -> None:
+    """Of more than 24 bits, which float32 does not hold, and without overflow."""
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randint(-127, 128, (48, in_features), generator=generator)
+    weight[0], weight[1], weight[2:, 0] = 127, -127, 127
+    parts = torch.randint(0, 256, (7, in_features), generator=generator)
+    parts[0], parts[1] = 255, 0
+    exact = parts @ weight.T
+    packed = Int8Weight.of(weight.float())
+    assert isinstance(packed, (Int8Blocks, Int8Exact))
+    for rows in (1, 2, 7):
+        assert torch.equal(packed.sums(parts[:rows].byte()), exact[:rows].float())
+
+
+@pytest.fixture
+def probed_anew() -> Iterator[None]:
+    """Kernels are probed once for a shape: forget what was found, before and after."""
+    probes = int8._rows_are_steady, int8._sums_are_exact
+    for probe in probes:
+        probe.cache_clear()
+    yield
+    for probe in probes:
+        probe.cache_clear()
+
+
+def other_bits_at(kernel: Callable[..., torch.Tensor], *widths: int) -> Callable[..., torch.Tensor]:
+    """The kernel of a processor on which passes of these widths are rounded in another way."""
+
+    def product(rows: torch.Tensor, *others: Any) -> torch.Tensor:
+        y = kernel(rows, *others)
+        return y * (1 + 2.0**-7) if len(rows) in widths else y
+
+    return product
+
+
+def break_byte_kernel(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    rows = 2 * (3 if dtype is torch.float32 else 2)
+    kernel = torch.ops.onednn.qlinear_pointwise
+    monkeypatch.setattr(torch.ops.onednn, "qlinear_pointwise", other_bits_at(kernel, rows))
+
+
+def break_weight_only_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = torch._weight_int8pack_mm
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", other_bits_at(kernel, 2))
+
+
+@needs_kernel
+@SHAPES
+def test_rows_of_different_bits_are_found_where_the_kernel_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    """So that the tests of what is done instead test something."""
+    packed = Int8Blocks.pack(*quantize(weight_like_a_models(*shape)), torch.float32)
+    break_byte_kernel(monkeypatch, torch.float32)
+    with pytest.raises(AssertionError):
+        assert_rows_come_to_the_same_bits(packed, torch.float32)
+
+
+@needs_kernel
+@DTYPES
+@SHAPES
+def test_without_any_steady_kernel_rows_still_come_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+    probed_anew: None,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+) -> None:
+    break_byte_kernel(monkeypatch, dtype)
+    break_weight_only_kernel(monkeypatch)
+    with pytest.warns(UserWarning, match="int8 kernels don't give a row the same bits"):
+        packed = Int8Weight.of(weight_like_a_models(*shape).to(dtype))
+    assert isinstance(packed, Int8Exact)
+    assert_rows_come_to_the_same_bits(packed, dtype)
+
+
+@needs_kernel
+@SHAPES
+def test_the_byte_kernel_gives_the_bits_of_exact_sums(shape: tuple[int, int]) -> None:
+    weight = weight_like_a_models(*shape)
+    x = torch.randn(5, shape[1], generator=torch.Generator().manual_seed(7))
+    exact = Int8Exact.pack(*quantize(weight), torch.float32)
+    assert torch.equal(linear(x, Int8Weight.of(weight)), linear(x, exact))
+    assert torch.equal(Int8Weight.of(weight).to_dense(), exact.to_dense())
+
+
+PRODUCT = """
+import sys, torch, warnings
+from d3d.model.int8 import Int8Weight
+warnings.simplefilter("ignore")
+x, weight = torch.load(sys.argv[1])
+torch.save(Int8Weight.of(weight).product(x, None), sys.argv[1])
+"""
+
+
+@needs_kernel
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE_VNNI"])
+def test_kernels_for_other_processors_give_the_same_bits(tmp_path: Path, instructions: str) -> None:
+    """Those for AVX2 let sums of two products overflow 16 bits; the probe finds that."""
+    weight = weight_like_a_models(64, 1536)
+    x = torch.randn(6, 1536, generator=torch.Generator().manual_seed(7))
+    torch.save((x, weight), tmp_path / "product")
+    subprocess.run(
+        [sys.executable, "-c", PRODUCT, tmp_path / "product"],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": instructions},
+        check=True,
+        timeout=120,
+    )
+    assert torch.equal(torch.load(tmp_path / "product"), linear(x, Int8Weight.of(weight)))
+
+
+@needs_kernel
+def test_bfloat16_takes_two_bytes_if_its_own_kernel_is_not_steady(
+    monkeypatch: pytest.MonkeyPatch, probed_anew: None
+) -> None:
+    weight = weight_like_a_models(64, 1536).bfloat16()
+    x = torch.randn(5, 1536, generator=torch.Generator().manual_seed(7)).bfloat16()
+    usual = Int8Rows.pack(*quantize(weight), torch.bfloat16)
+    expected = linear(x, usual)
+    break_weight_only_kernel(monkeypatch)
+    packed = Int8Weight.of(weight)
+    assert isinstance(packed, (Int8Blocks, Int8Exact))
+    assert_rows_come_to_the_same_bits(packed, torch.bfloat16)
+    torch.testing.assert_close(
+        linear(x, packed), expected, rtol=2.0**-7, atol=0.01 * expected.abs().max().item()
+    )
+    assert torch.equal(packed.to_dense(), usual.to_dense())
+
+
+@needs_kernel
+@DTYPES
+def test_a_kernel_is_probed_once_for_a_shape(
+    monkeypatch: pytest.MonkeyPatch, probed_anew: None, dtype: torch.dtype
+) -> None:
+    first = Int8Weight.of(weight_like_a_models().to(dtype))
+    break_byte_kernel(monkeypatch, dtype)
+    break_weight_only_kernel(monkeypatch)
+    assert type(Int8Weight.of(weight_like_a_models(seed=2).to(dtype))) is type(first)
 
 
 @needs_kernel

@@ -1,4 +1,9 @@
+"""Sequences by id in one cache: each keeps its own rows, whatever the others do."""
+
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -8,8 +13,11 @@ from d3d.model.attention import attend
 from d3d.model.kv_cache import KVCache, PassThrough
 
 
-def new_cache(batch: int = 3, capacity: int = 10, layers: int = 2) -> KVCache:
-    return KVCache(layers, batch, 1, capacity, 2, torch.float32, torch.device("cpu"))
+def new_cache(ids: Sequence[int] = (0, 1, 2), capacity: int = 10, layers: int = 2) -> KVCache:
+    cache = KVCache(layers, 1, 2, torch.float32, torch.device("cpu"))
+    for sequence_id in ids:
+        cache.open(sequence_id, capacity)
+    return cache
 
 
 def rows(*values: list[float]) -> Tensor:
@@ -21,16 +29,19 @@ def rows(*values: list[float]) -> Tensor:
     )
 
 
-def add(cache: KVCache, values: Tensor, kept: list[int]) -> None:
+def add(cache: KVCache, values: Tensor, kept: list[int], ids: Sequence[int] | None = None) -> None:
+    """A pass over the sequences `ids`, neighbours in the cache; all of them by default."""
+    window = cache.window(cache.ids if ids is None else ids)
     for layer in range(2):
-        cache.append(layer, values + 100 * layer, -values)
-    cache.advance(kept)
+        window.append(layer, values + 100 * layer, -values)
+    window.advance(kept)
 
 
-def held(cache: KVCache, sequence: int, layer: int = 0) -> list[float]:
-    keys, values = cache.read(layer, cache.lengths[sequence])
-    assert torch.equal(keys[sequence] - 100 * layer, -values[sequence])
-    return keys[sequence, 0, :, 0].tolist()
+def held(cache: KVCache, sequence_id: int, layer: int = 0) -> list[float]:
+    length = cache.length(sequence_id)
+    keys, values = cache.window([sequence_id]).read(layer, length)
+    assert torch.equal(keys[0] - 100 * layer, -values[0])
+    return keys[0, 0, :, 0].tolist()
 
 
 def test_sequences_of_different_length_hold_their_own_rows() -> None:
@@ -49,121 +60,227 @@ def test_sequences_of_different_length_hold_their_own_rows() -> None:
 
 
 def test_a_pass_sees_what_is_cached_and_its_own_rows() -> None:
-    cache = new_cache(batch=2)
+    cache = new_cache(ids=(0, 1))
     add(cache, rows([1, 2], [3, 0]), [2, 1])
-    keys, values = cache.append(0, rows([5, 6], [7, 8]), -rows([5, 6], [7, 8]))
+    window = cache.window([0, 1])
+    keys, values = window.append(0, rows([5, 6], [7, 8]), -rows([5, 6], [7, 8]))
     assert keys.shape == (2, 1, 4, 2)
-    assert cache.num_keys(2) == 4
+    assert window.num_keys(2) == 4
     assert keys[0, 0, :, 0].tolist() == [1, 2, 5, 6]
     assert keys[1, 0, :3, 0].tolist() == [3, 7, 8]
     assert values[1, 0, :3, 1].tolist() == [-3, -7, -8]
 
 
 def test_cropped_rows_are_overwritten_and_cropping_never_extends() -> None:
-    cache = new_cache(batch=2)
+    cache = new_cache(ids=(0, 1))
     add(cache, rows([1, 2, 3], [4, 5, 6]), [3, 3])
-    cache.crop([1, 9])
+    cache.crop(0, 1)
+    cache.crop(1, 9)
     assert cache.lengths == [1, 3]
     add(cache, rows([7, 8], [9, 10]), [2, 1])
     assert [held(cache, 0), held(cache, 1)] == [[1, 7, 8], [4, 5, 6, 9]]
+    window = cache.window([0, 1])
+    window.crop([2, 9])
+    assert window.lengths == cache.lengths == [2, 4]
 
 
 def test_rows_that_are_not_kept_do_not_stay() -> None:
-    cache = new_cache(batch=1)
+    cache = new_cache(ids=(0,))
     add(cache, rows([1, 2, 3, 4]), [2])
     add(cache, rows([5]), [1])
     assert held(cache, 0) == [1, 2, 5]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [2], [1, 2], [0, 2], [2, 1]])
-def test_keep_moves_sequences_to_the_front(order: list[int]) -> None:
+@pytest.mark.parametrize("ended", [[], [0], [2], [1], [0, 1], [0, 2], [2, 0], [1, 2], [0, 1, 2]])
+def test_the_last_sequence_takes_the_place_of_one_that_ends(ended: list[int]) -> None:
     cache = new_cache()
     add(cache, rows([1, 2, 3], [4, 5, 0], [6, 0, 0]), [3, 2, 1])
-    before = [held(cache, i) for i in range(3)]
-    cache.keep(order)
-    assert [held(cache, place) for place in range(len(order))] == [before[row] for row in order]
-    add(cache, rows(*[[50.0 + row] for row in order]), [1] * len(order))
-    assert [held(cache, place) for place in range(len(order))] == [
-        [*before[row], 50.0 + row] for row in order
-    ]
+    before = {sequence_id: held(cache, sequence_id) for sequence_id in range(3)}
+    for sequence_id in ended:
+        cache.end(sequence_id)
+        cache.end(sequence_id)  # harmless
+        assert sequence_id not in cache
+    assert len(cache) == 3 - len(ended)
+    staying = [sequence_id for sequence_id in before if sequence_id not in ended]
+    assert sorted(cache.ids) == staying
+    assert {sequence_id: held(cache, sequence_id) for sequence_id in staying} == {
+        sequence_id: before[sequence_id] for sequence_id in staying
+    }
+    if not staying:
+        return
+    add(cache, rows(*[[50.0 + sequence_id] for sequence_id in cache.ids]), [1] * len(staying))
+    assert {sequence_id: held(cache, sequence_id) for sequence_id in staying} == {
+        sequence_id: [*before[sequence_id], 50.0 + sequence_id] for sequence_id in staying
+    }
 
 
-@pytest.mark.parametrize("order", [[1, 0], [0, 0], [0, 2, 1]])
-def test_keep_refuses_to_move_a_sequence_back(order: list[int]) -> None:
-    with pytest.raises(ValueError, match="only move to the front"):
-        new_cache().keep(order)
+def test_memory_is_given_back_with_the_last_sequence() -> None:
+    cache = new_cache()
+    assert cache.keys.numel() > 0
+    for sequence_id in (1, 0, 2):
+        cache.end(sequence_id)
+    assert cache.keys.numel() == cache.values.numel() == cache.capacity == len(cache) == 0
+    cache.open(7, 4)
+    add(cache, rows([1, 2]), [2])
+    assert held(cache, 7) == [1, 2]
+
+
+def test_an_id_is_opened_once_and_unknown_ones_are_refused() -> None:
+    cache = new_cache()
+    with pytest.raises(ValueError, match="sequence 1 is in the cache already"):
+        cache.open(1)
+    with pytest.raises(KeyError, match="not all of"):
+        cache.window([0, 9])
+    assert cache.ids == [0, 1, 2]
+    cache.end(9)
+    assert len(cache) == 3
 
 
 def test_others_join_where_some_have_gone() -> None:
     cache = new_cache()
     add(cache, rows([1, 2, 3], [4, 5, 0], [6, 0, 0]), [3, 2, 1])
-    cache.keep([0, 2])
-    cache.join(1)
-    assert (cache.lengths, cache.sequence_ids) == ([3, 1, 0], [0, 2, 3])
+    cache.end(1)
+    assert cache.ids == [0, 2]
+    cache.open(3)
+    assert (cache.lengths, cache.ids) == ([3, 1, 0], [0, 2, 3])
     add(cache, rows([7, 8], [9, 0], [10, 11]), [2, 1, 2])
-    assert [held(cache, i) for i in range(3)] == [[1, 2, 3, 7, 8], [6, 9], [10, 11]]
-    cache.keep([])
-    cache.join(3)
-    assert (cache.lengths, cache.sequence_ids) == ([0, 0, 0], [4, 5, 6])
+    assert [held(cache, i) for i in (0, 2, 3)] == [[1, 2, 3, 7, 8], [6, 9], [10, 11]]
+    for sequence_id in (0, 2, 3):
+        cache.end(sequence_id)
+    for sequence_id in (4, 5, 6):
+        cache.open(sequence_id)
+    assert (cache.lengths, cache.ids) == ([0, 0, 0], [4, 5, 6])
     add(cache, rows([1], [2], [3]), [1, 1, 1])
-    assert [held(cache, i) for i in range(3)] == [[1], [2], [3]]
+    assert [held(cache, i) for i in (4, 5, 6)] == [[1], [2], [3]]
 
 
-def test_no_more_join_than_there_is_room_for() -> None:
-    cache = new_cache()
-    cache.keep([0, 1])
-    with pytest.raises(IndexError, match="holds 3 sequences, 4 are needed"):
-        cache.join(2)
-    assert cache.lengths == [0, 0]
+def test_it_grows_by_as_many_sequences_as_come_and_keeps_what_it_holds() -> None:
+    cache = new_cache(ids=())
+    for sequence_id in range(9):
+        cache.open(sequence_id, 3 + sequence_id)
+        assert cache.capacity >= 3 + sequence_id
+        row = [10 * sequence_id + 1.0, 10 * sequence_id + 2.0]
+        add(cache, rows(row), [2], ids=[sequence_id])
+    assert [held(cache, i) for i in range(9)] == [[10 * i + 1, 10 * i + 2] for i in range(9)]
 
 
-def test_a_pass_over_some_sequences_leaves_the_others_alone() -> None:
-    cache = new_cache()
-    add(cache, rows([1, 2, 3], [4, 5, 0], [6, 0, 0]), [3, 2, 1])
-    with cache.only(1, 2):
-        assert (cache.lengths, cache.num_keys(4)) == ([2], 6)
-        add(cache, rows([7, 8, 9, 10]), [3])
-    assert cache.lengths == [3, 5, 1]
-    assert [held(cache, i) for i in range(3)] == [[1, 2, 3], [4, 5, 7, 8, 9], [6]]
-    with pytest.raises(RuntimeError), cache.only(0, 2):
-        raise RuntimeError
-    add(cache, rows([11], [12], [13]), [1, 1, 1])
-    assert [held(cache, i) for i in range(3)] == [[1, 2, 3, 11], [4, 5, 7, 8, 9, 12], [6, 13]]
+def test_a_window_holds_the_bystanders_between_and_a_pass_leaves_them_alone() -> None:
+    cache = new_cache(ids=(5, 6, 7, 8))
+    add(cache, rows([1, 2, 3], [4, 5, 0], [6, 0, 0], [8, 9, 10]), [3, 2, 1, 3])
+    window = cache.window([8, 6])
+    assert (window.ids, window.lengths, window.num_keys(4)) == ([6, 7, 8], [2, 1, 3], 7)
+    for layer in range(2):
+        values = rows([7, 8, 9, 10], [0, 0, 0, 0], [11, 12, 0, 0])
+        window.append(layer, values + 100 * layer, -values)
+    window.advance([3, 0, 2])
+    assert cache.lengths == [3, 5, 1, 5]
+    expected = [[1, 2, 3], [4, 5, 7, 8, 9], [6], [8, 9, 10, 11, 12]]
+    assert [held(cache, i) for i in (5, 6, 7, 8)] == expected
+    add(cache, rows([13], [14], [15], [16]), [1, 1, 1, 1])
+    assert [held(cache, i) for i in (5, 6, 7, 8)] == [
+        [*row, 13 + place] for place, row in enumerate(expected)
+    ]
 
 
-def test_what_a_dropped_sequence_left_behind_cannot_poison_the_one_that_joins() -> None:
-    cache = new_cache(batch=2)
+def test_what_an_ended_sequence_left_behind_cannot_poison_the_one_that_joins() -> None:
+    cache = new_cache(ids=(0, 1))
     add(cache, torch.cat((rows([1, 2, 0, 0]), rows([float("nan")] * 4))), [2, 4])
-    cache.keep([0])
-    cache.join(1)
-    assert all(torch.isfinite(held).all() for held in cache.read(0, 4))
+    cache.end(1)
+    cache.open(2)
+    keys, values = cache.window([0, 2]).read(0, 4)
+    assert torch.isfinite(keys).all()
+    assert torch.isfinite(values).all()
 
 
-def test_what_a_dropped_sequence_left_behind_cannot_poison_the_one_that_takes_its_place() -> None:
-    cache = new_cache(batch=2)
+def test_what_an_ended_sequence_left_behind_cannot_poison_the_one_that_takes_its_place() -> None:
+    cache = new_cache(ids=(0, 1))
     add(cache, torch.cat((rows([float("nan")] * 4), rows([1, 2, 0, 0]))), [4, 2])
-    cache.keep([1])
-    cache.lengths = [2]
-    keys, values = cache.read(0, 4)
+    cache.end(0)
+    window = cache.window([1])
+    assert window.lengths == [2]
+    keys, values = window.read(0, 4)
     assert torch.isfinite(keys).all(), "kernels that add the mask to the scores would see them"
     assert torch.isfinite(values).all()
     query = torch.ones(1, 1, 4, 2)
     mask = torch.tensor([[[True, True, True, False, False, False]] * 4])
-    out = cache.attend(0, query, rows([3, 0, 0, 0]), rows([3, 0, 0, 0]), mask)
+    out = window.attend(0, query, rows([3, 0, 0, 0]), rows([3, 0, 0, 0]), mask)
     assert torch.isfinite(out).all()
 
 
-def test_too_many_tokens_are_refused() -> None:
-    cache = new_cache(batch=1, capacity=4)
-    add(cache, rows([1, 2, 3]), [3])
-    with pytest.raises(IndexError, match="holds 4 tokens a sequence, 5 are needed"):
-        cache.append(0, rows([4, 5]), rows([4, 5]))
+def test_what_stands_behind_a_sequence_can_be_erased() -> None:
+    cache = new_cache(ids=(0, 1))
+    nan = float("nan")
+    add(cache, rows([1, 2, nan, nan], [3, nan, nan, nan]), [2, 1])
+    cache.clear_behind(1)
+    keys, values = cache.window([1]).read(0, 4)
+    assert keys[0, 0, :, 0].tolist() == [3, 0, 0, 0]
+    assert torch.isfinite(values).all()
+    assert not torch.isfinite(cache.window([0]).read(0, 4)[0]).all(), "only its own"
+
+
+def test_it_grows_in_the_middle_of_a_pass() -> None:
+    """The rows of earlier layers of the same pass move along."""
+    cache = new_cache(ids=(0, 1), capacity=4)
+    add(cache, rows([1, 2, 3], [4, 0, 0]), [3, 1])
+    window = cache.window([0, 1])
+    new = rows([5, 6, 7], [8, 9, 10])
+    for layer in range(2):
+        keys, values = window.append(layer, new + 100 * layer, -new)
+        assert keys.shape[2] == values.shape[2] == 6
+        assert (keys[0, 0, :, 0] - 100 * layer).tolist() == [1, 2, 3, 5, 6, 7]
+        assert (keys[1, 0, :4, 0] - 100 * layer).tolist() == [4, 8, 9, 10]
+        if layer == 0:
+            assert cache.capacity >= 6
+            cache.reserve(40)  # as a pass over other sequences would, were there one
+    window.advance([3, 2])
+    assert [held(cache, i, layer) for i in (0, 1) for layer in (0, 1)] == [
+        [1, 2, 3, 5, 6, 7],
+        [101, 102, 103, 105, 106, 107],
+        [4, 8, 9],
+        [104, 108, 109],
+    ]
 
 
 def test_a_full_cache_is_no_error() -> None:
-    cache = new_cache(batch=1, capacity=4)
+    cache = new_cache(ids=(0,), capacity=4)
     add(cache, rows([1, 2, 3, 4]), [4])
     assert cache.lengths == [cache.capacity] == [4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_long_life_equals_a_list_for_each_sequence(seed: int) -> None:
+    """Joins, ends, crops and passes over some, in any order."""
+    draw = random.Random(seed)
+    cache, expected, number = new_cache(ids=()), {}, 0
+    for value in range(1, 400):
+        move = draw.random()
+        if move < 0.15 or not expected:
+            cache.open(number, draw.choice([0, 3, 20]))
+            expected[number] = []
+            number += 1
+        elif move < 0.25:
+            gone = draw.choice(list(expected))
+            cache.end(gone)
+            del expected[gone]
+        elif move < 0.4:
+            cropped, length = draw.choice(list(expected)), draw.randrange(12)
+            cache.crop(cropped, length)
+            del expected[cropped][length:]
+        else:
+            some = draw.sample(list(expected), draw.randint(1, len(expected)))
+            window = cache.window(some)
+            count = draw.randint(1, 4)
+            fed = {i: [value + 0.1 * place for place in range(count)] for i in some}
+            values = rows(*[fed.get(i, [-1.0] * count) for i in window.ids])
+            for layer in range(2):
+                window.append(layer, values + 100 * layer, -values)
+            kept = {i: draw.randint(0, count) for i in some}
+            window.advance([kept.get(i, 0) for i in window.ids])
+            for i in some:
+                expected[i] += fed[i][: kept[i]]
+        assert sorted(cache.ids) == sorted(expected)
+        for i, row in expected.items():
+            assert held(cache, i) == pytest.approx(row)
 
 
 def test_a_store_without_memory_attends_to_the_pass_alone_and_lets_gradients_through() -> None:

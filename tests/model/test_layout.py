@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 from d3d.methods.async_.outcomes import Outcome
+from d3d.methods.async_.packed_layout import packed_rows
 from d3d.methods.fused.engine import fused_layout
+from d3d.methods.serial.denoise import draft_layout
+from d3d.model import layout
 from d3d.model.drafter import DrafterConfig
+from d3d.model.layout import MASKED, SlotGroup, lay_out
 from d3d.model.masks.dense import dense
 from d3d.model.masks.rules import Rows, Rule
 
@@ -37,24 +41,40 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         made.append(mask)
         return mask
 
-    for module in (layout, fused_layout, packed_layout):
-        monkeypatch.setattr(module, "pass_mask", both)
+    monkeypatch.setattr(layout, "pass_mask", both)
     return made
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("cached", [[3], [0], [3, 3]])
+@pytest.mark.parametrize("cached", [[3], [0], [3, 3], [3, 2], [0, 4]])
 def test_rows_that_see_all_of_the_cache_need_not_look_at_it(
     config: DrafterConfig, cached: list[int], compared: list[Tensor]
 ) -> None:
     batch = len(cached)
     known = [list(range(10, 15 + sequence)) for sequence in range(batch)]
-    layout.draft_layout(config, cached, known, torch.full((batch, 4), layout.MASKED))
+    draft_layout(config, cached, known, [[MASKED] * 4] * batch)
     clean = [[20, *range(30, 32 - sequence)] for sequence in range(batch)]
-    fused_layout.fused_layout(
-        config, cached, clean, [(2, 0, 1)[: 3 - sequence] for sequence in range(batch)]
-    )
-    packed_layout.packed_layout(
-        config, cached[0], known[0], [7, 8, 9], [Outcome(3, 4), Outcome(0, 5), Outcome(0, 6)], 4
-    )
+    fused_layout(config, cached, clean, [(2, 0, 1)[: 3 - sequence] for sequence in range(batch)])
+    outcomes = [Outcome(3, 4), Outcome(0, 5), Outcome(0, 6)]
+    packed_rows(config, cached[0], known[0], [7, 8, 9], outcomes, 4)
     assert [mask.shape[0] for mask in compared] == [batch, batch, 1]
+
+
+def test_clean_rows_come_first_then_slots_and_padding_fills_both() -> None:
+    groups = [[SlotGroup(4, 5, [MASKED, 7])], [SlotGroup(0, 1, [MASKED])]]
+    made = lay_out("causal", [3, 0], [[40, 41], [50]], groups)
+    assert (made.width, made.num_slots) == (2, 2)
+    assert made.token_ids.tolist() == [[40, 41, MASKED, 7], [50, 0, MASKED, MASKED]]
+    assert made.rows.position[0].tolist() == [3, 4, 5, 6]
+    assert made.rows.position[1, :3].tolist() == [0, 1, 1]
+    assert made.mask.shape == (2, 4, 3 + 4)
+    # the first: three cached tokens, then its own rows; its slots are causal
+    assert made.mask[0].int().tolist() == [
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1, 1, 1],
+    ]
+    # the second: nothing cached; its slot does not see the padding, nor does anybody see it
+    assert made.mask[1, 0].int().tolist() == [1, 0, 0, 0, 0, 0, 0]
+    assert made.mask[1, 2].int().tolist() == [1, 0, 1, 0, 0, 0, 0]

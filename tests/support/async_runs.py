@@ -11,9 +11,10 @@ from typing import Any
 
 from d3d.engine.drafter import Draft, Drafter, Target
 from d3d.engine.engine import Engine
+from d3d.engine.noise import uniform
 from d3d.engine.request import Request
 from d3d.engine.round import Preparation, Round
-from d3d.engine.sampling import LogitRows, uniform
+from d3d.engine.sampling import LogitRows
 from d3d.methods.async_.coordinator import Coordinator, Policy
 from d3d.methods.async_.drafter import AsyncDrafter
 from d3d.methods.async_.preparer import Preparer

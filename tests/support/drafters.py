@@ -4,6 +4,7 @@ definition."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from d3d.engine.request import Request
+from d3d.engine.sampling import SamplingParams
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.kv_cache import PassThrough
@@ -65,8 +67,16 @@ def text(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 90, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def request(token_ids: list[int]) -> Request:
-    return Request(token_ids)
+def request(token_ids: list[int], room: int | None = None) -> Request:
+    """room: most tokens that a drafter may propose for it."""
+    return Request(token_ids, None if room is None else SamplingParams(max_tokens=room + 1))
+
+
+def grow(request: Request, token_ids: Sequence[int]) -> None:
+    """Extend the answer, whatever would end it; the room for drafts stays."""
+    request.token_ids.extend(token_ids)
+    if request.counts is not None:
+        request.counts.add(token_ids)
 
 
 @torch.no_grad()

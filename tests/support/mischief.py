@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from d3d.engine.drafter import Draft
-from d3d.engine.sampling import uniform
+from d3d.engine.noise import uniform
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.preparer import Preparer, PreparingSession

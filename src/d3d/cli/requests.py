@@ -51,7 +51,9 @@ def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
         raise InvalidRequest("PROMPT and --prompt are both given; give one of them")
     text = prompt if prompt is not None else option
     if text is None:
-        raise InvalidRequest("give a prompt: d3d generate 'Why is the sky blue?'; - reads stdin")
+        raise InvalidRequest(
+            "PROMPT: it is missing; d3d generate 'Why is the sky blue?' (- reads standard input)"
+        )
     if text == "-":
         try:
             text = sys.stdin.read().removesuffix("\n")

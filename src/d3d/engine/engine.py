@@ -30,7 +30,7 @@ class Engine:
         *,
         max_batch: int | None = None,
         prefill_rows: int = PREFILL_ROWS,
-        accept: AcceptanceRule = sample_match,
+        accept: AcceptanceRule | None = None,
     ) -> None:
         """max_batch: most requests that are verified together; None for no limit. prefill_rows:
         see `PREFILL_ROWS`. Raises ValueError for numbers below 1."""
@@ -40,7 +40,11 @@ class Engine:
             )
         self.target = target
         self.drafter = guarded(drafter or NoDrafter(), target.vocab_size)
-        self.max_batch, self.prefill_rows, self._accept = max_batch, prefill_rows, accept
+        self.max_batch, self.prefill_rows, self._accept = (
+            max_batch,
+            prefill_rows,
+            accept or sample_match,
+        )
         self.waiting: deque[Request] = deque()
         self.reading: list[Request] = []
         """Requests whose prompts are being read."""
@@ -100,15 +104,15 @@ class Engine:
                 self._accept(rows, draft.token_ids, request)
                 for request, draft, rows in zip(running, drafts, logits, strict=True)
             ]
+            t_verify, span = time.perf_counter() - drafted, self.target.pass_span()
+            times = RoundTimes(started, drafted - started, t_verify, span)
+            rounds = [
+                request.commit(draft, verdict, times)
+                for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
+            ]
+            self.target.rewind(running)
         except Exception as error:  # whatever the target dies of, requests that wait go on
             return self._fail(running, error)
-        t_verify, span = time.perf_counter() - drafted, self.target.pass_span()
-        times = RoundTimes(started, drafted - started, t_verify, span)
-        rounds = [
-            request.commit(draft, verdict, times)
-            for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
-        ]
-        self.target.rewind(running)
         self.drafter.observe(rounds)
         return rounds
 
@@ -145,7 +149,7 @@ class Engine:
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> list[Round]:
         for request in requests:
-            request.error = error
+            request.finish_reason, request.error = None, error
         return []
 
     def drop_cancelled(self) -> None:
@@ -154,8 +158,9 @@ class Engine:
             request = self._cancelled.popleft()
             if not request.finished:
                 request.finish_reason = "cancelled"
-        if any(request.finished for request in self.waiting):
-            self.waiting = deque(request for request in self.waiting if not request.finished)
+        for request in list(self.waiting):  # a copy at once: other threads may add meanwhile
+            if request.finished:
+                self.waiting.remove(request)
         self._release()
 
     def _release(self) -> None:

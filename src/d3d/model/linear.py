@@ -1,5 +1,5 @@
-"""The linear layers. `linear` is the one function through which every weight is read: a better
-kernel goes here."""
+"""Linear layers with low-rank deltas, and weights packed for the CPU's kernels. Every weight is
+multiplied by `linear`, so a faster kernel goes there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from d3d.model.int8 import Int8Weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in_features], weight [out_features, in_features] as it is or packed, bias
-    [out_features] -> [..., out_features]."""
+    """x [..., in_features], weight [out_features, in_features], packed or not, bias [out_features]
+    -> [..., out_features]. Raises RuntimeError if a gradient through a packed weight is needed."""
     if weight.is_mkldnn and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         raise RuntimeError(
-            "packed weights can't be trained: pack_weights is for inference, and needs torch.no_grad or inference_mode"
+            "packed weights can't be trained: pack_weights is for inference, "
+            "and needs torch.no_grad or inference_mode"
         )
     if isinstance(weight, Int8Weight):
         return weight.product(x, bias)
@@ -28,9 +29,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _onednn_serves(x: Tensor, weight: Tensor) -> bool:
-    """float32 on a CPU without gradients: oneDNN, which `F.linear` takes for bfloat16 only, is
-    about twice as fast from 1 to 800 rows (docs/log.md). The operator is the one that torch's own
-    compiler emits; it has no derivative."""
+    """Whether to call oneDNN for a weight that is not packed: float32 on a CPU, without gradients,
+    for the operator has no derivative. `F.linear` uses oneDNN for bfloat16 only; in float32 oneDNN
+    is about twice as fast for 1 to 800 rows (docs/log.md)."""
     if (
         x.dtype is not torch.float32
         or x.device.type != "cpu"
@@ -41,18 +42,19 @@ def _onednn_serves(x: Tensor, weight: Tensor) -> bool:
 
 
 PACKING_ROWS = 16
-"""Rows that the layout of a packed weight is chosen for; others run through it as well
+"""Number of rows for which oneDNN chooses the layout of a packed weight; any number works
 (docs/log.md)."""
 
 
 class Linear(nn.Module):
-    """A weight, perhaps a bias, and perhaps a low-rank delta that acts on a pass's last rows only.
+    """A weight, with an optional bias and an optional low-rank delta that acts on the last rows of
+    a pass only.
 
     The delta is `up @ down` with `down` [rank, in_features] and `up` [out_features, rank] (LoRA,
     arXiv 2106.09685, scale 1)."""
 
     matrices = ("weight", "down", "up", "merged")
-    """Attributes that `pack_weights` may pack, as any module can name its own."""
+    """Names of the attributes that `pack_weights` packs; other modules list theirs likewise."""
 
     down: Tensor | None
     up: Tensor | None
@@ -67,7 +69,7 @@ class Linear(nn.Module):
         self.merged = None
 
     def add_delta(self, down: Tensor, up: Tensor) -> None:
-        """Attach a low-rank delta; it is a parameter of its own, the weight stays as it is."""
+        """Attach a low-rank delta: parameters of their own, beside an unchanged weight."""
         self.down = nn.Parameter(down)
         self.up = nn.Parameter(up)
 
@@ -91,9 +93,9 @@ class Linear(nn.Module):
 
 
 def merge_deltas(model: nn.Module) -> None:
-    """Give every layer that has a delta the sum of weight and delta, for passes in which the delta
-    acts on all rows: they cost what the weight alone costs. For inference: a delta that changes
-    later does not change the sum."""
+    """Add a merged weight to every layer that has a delta, so that passes in which the delta acts
+    on all rows cost no more than without it. For inference: a delta that changes later is not
+    merged again."""
     for module in model.modules():
         if isinstance(module, Linear) and module.down is not None and module.up is not None:
             weight = module.weight.to_dense() if module.weight.is_mkldnn else module.weight
@@ -102,14 +104,14 @@ def merge_deltas(model: nn.Module) -> None:
 
 
 def pack_weights(*models: nn.Module, quantize: str | None = None) -> None:
-    """Put every linear layer's weight into the blocks that oneDNN's kernels read, in place: half
-    the time of reading it row by row (docs/log.md). Layers that share a weight go on sharing it; an
-    embedding that is a head as well stays as it is, beside the blocks.
+    """Convert every linear layer's weight, in place, to the blocks that oneDNN's kernels read; a
+    product then takes half the time (docs/log.md). Layers that share a weight go on sharing it. An
+    embedding that is also the head stays as it is, beside the blocks.
 
-    quantize: "int8" rounds the weights to eight bits (`Int8Weight`), those of layers, of the head
-    and what `merge_deltas` made; deltas and the previous-token head, which are small, stay what
-    they are. `check_quantize` tells where that works. For inference only: `linear` alone can read
-    the blocks, and they have no derivative. Where there is no such kernel nothing happens."""
+    quantize: "int8" rounds the weights of layers and head, and the merged ones, to eight bits
+    (`Int8Weight`); deltas and the previous-token head are small and stay as they are. Use
+    `check_quantize` first. For inference only: no function but `linear` reads packed weights, and
+    they have no derivative. Weights of a dtype or device without such kernels stay unpacked."""
     if quantize is not None:
         layers = [
             module for model in models for module in model.modules() if isinstance(module, Linear)
@@ -127,11 +129,9 @@ def pack_weights(*models: nn.Module, quantize: str | None = None) -> None:
 
 
 def _replace(places: list[tuple[nn.Module, str]], make: Callable[[Tensor], nn.Parameter]) -> None:
-    """Replace the weights at these places, where there are any, each once however many places share
-    it."""
-    made: dict[
-        int, tuple[Tensor, nn.Parameter]
-    ] = {}  # with the old one, so that its id is not given to another
+    """Replace the weights at these places. One that several places share is converted once."""
+    # keeps the old weights alive, so that no id is used twice
+    made: dict[int, tuple[Tensor, nn.Parameter]] = {}
     for module, name in places:
         weight = getattr(module, name)
         if weight is None or isinstance(weight, Int8Weight):

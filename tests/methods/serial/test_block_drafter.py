@@ -9,27 +9,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.methods.serial.denoise import reveal
+from d3d.engine.drafter import NO_DRAFT, Drafter
+from d3d.engine.request import Request
+from d3d.methods.serial import denoise
+from d3d.methods.serial.denoise import BlockDenoiser, reveal
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.choice import best_of
 from d3d.model.drafter import DrafterModel
 from d3d.model.layout import MASKED
-from support.drafters import block_logits, every_kind, reference_draft, text, tiny_drafter
+from d3d.target.native import NativeTarget
+from support.drafters import (
+    block_logits,
+    every_kind,
+    grow,
+    reference_draft,
+    request,
+    text,
+    tiny_drafter,
+)
 from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
 
 
-def open_session(
-    model: DrafterModel, batch: int = 1, steps: int = 1, capacity: int = 100
-) -> BlockDraftSession:
-    return BlockDrafter(model, target_vocab_size=97, num_denoise_steps=steps).open(batch, capacity)
+def new_drafter(model: DrafterModel, steps: int = 1) -> BlockDrafter:
+    return BlockDrafter(model, 97, num_denoise_steps=steps)
 
 
-def draft(session: BlockDraftSession, sequences: list[Sequence], *lengths: int) -> list[list[int]]:
-    blocks = session.draft(sequences, lengths)
-    assert not any(block.fault for block in blocks)
-    return [list(block.token_ids) for block in blocks]
+def draft(drafter: Drafter, requests: list[Request]) -> list[list[int]]:
+    drafts = drafter.propose(requests)
+    assert not any(made.fault for made in drafts)
+    return [list(made.token_ids) for made in drafts]
 
 
 @pytest.fixture
@@ -58,13 +68,13 @@ def test_a_cached_draft_equals_one_recomputed_from_the_committed_text(
     kind: Kind, scope: str | None, seen_logits: list[Tensor]
 ) -> None:
     model = tiny_drafter(scope=scope, **kind)
-    session = open_session(model)
-    one = sequence(text(9))
+    drafter = new_drafter(model)
+    one = request(text(9))
     for round_id, committed in enumerate(
         (0, 1, 3, 7, 2)
     ):  # of 6 drafted tokens: a bonus token, some, all and a bonus token
-        one.commit(text(committed, seed=round_id))
-        drafted = draft(session, [one], 6)[0]
+        grow(one, text(committed, seed=round_id))
+        (drafted,) = draft(drafter, [one])
         expected = block_logits(model, one.token_ids, [MASKED] * 6)
         assert (seen_logits[-1][0] - expected).abs().max() < 1e-5 * expected.abs().max()
         assert drafted == reference_draft(model, one.token_ids, 6)
@@ -77,46 +87,78 @@ def test_a_cached_draft_equals_one_recomputed_from_the_committed_text(
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_batch_drafts_what_each_text_drafts_alone(kind: Kind, steps: int) -> None:
     model = tiny_drafter(**kind)
-    session = open_session(model, batch=3, steps=steps)
-    batch = [sequence(text(length, seed=length)) for length in (12, 1, 5)]
+    drafter = new_drafter(model, steps)
+    batch = [request(text(length, seed=length)) for length in (12, 1, 5)]
     for round_id, committed in enumerate([(0, 0, 0), (7, 1, 3), (1, 7, 2)]):
         for one, count in zip(batch, committed, strict=True):
-            one.commit(text(count, seed=10 + round_id))
+            grow(one, text(count, seed=10 + round_id))
         expected = [reference_draft(model, one.token_ids, 6, steps) for one in batch]
-        assert draft(session, batch, 6, 6, 6) == expected
-        assert [draft(open_session(model, steps=steps), [one], 6)[0] for one in batch] == expected
+        assert draft(drafter, batch) == expected
+        assert [draft(new_drafter(model, steps), [one])[0] for one in batch] == expected
 
 
 @every_kind
-def test_sequences_that_are_kept_draft_on(kind: Kind) -> None:
+def test_requests_that_stay_draft_on(kind: Kind) -> None:
     model = tiny_drafter(**kind)
-    session = open_session(model, batch=3)
-    batch = [sequence(text(length, seed=length)) for length in (4, 9, 6)]
-    draft(session, batch, 6, 6, 6)
-    session.keep([2, 1])
-    batch = [batch[2], batch[1]]
-    for one in batch:
-        one.commit(text(3, seed=len(one)))
-    assert draft(session, batch, 6, 6) == [
-        reference_draft(model, one.token_ids, 6) for one in batch
-    ]
+    drafter = new_drafter(model)
+    batch = [request(text(length, seed=length)) for length in (4, 9, 6)]
+    draft(drafter, batch)
+    drafter.end(batch[0])
+    staying = [batch[2], batch[1]]
+    for one in staying:
+        grow(one, text(3, seed=len(one)))
+    assert draft(drafter, staying) == [reference_draft(model, one.token_ids, 6) for one in staying]
+    assert drafter.num_held == 2
+
+
+@every_kind
+@pytest.mark.parametrize("steps", [1, 3])
+def test_bystanders_between_are_left_alone_and_draft_on_later(kind: Kind, steps: int) -> None:
+    """Requests come, go, and miss rounds: each draft is what its text gives alone."""
+    model = tiny_drafter(**kind)
+    drafter = new_drafter(model, steps)
+    batch = [request(text(length, seed=length)) for length in (4, 30, 6, 1)]
+    draft(drafter, batch)
+    rounds = ((0, 3), (3, 1), (0, 2), (2,), (1, 4, 3), (0, 4), (0, 1, 2, 3, 4))
+    for round_id, asked in enumerate(rounds):
+        if round_id == 4:
+            batch.append(request(text(17, seed=2)))
+        for place, one in enumerate(batch):
+            grow(one, text(1 + (round_id + place) % 7, seed=round_id))
+        some = [batch[place] for place in asked]
+        assert draft(drafter, some) == [
+            reference_draft(model, one.token_ids, 6, steps) for one in some
+        ]
 
 
 @pytest.mark.parametrize("alignment", ["next", "same"])
 def test_a_shorter_causal_draft_is_the_beginning_of_a_longer_one(alignment: str) -> None:
     model = tiny_drafter(alignment=alignment)
-    one = sequence(text(8))
-    longest = draft(open_session(model), [one], 6)[0]
+    one = request(text(8))
+    (longest,) = draft(new_drafter(model), [one])
     for length in range(1, 7):
-        assert draft(open_session(model), [one], length)[0] == longest[:length]
+        shorter = BlockDrafter(model, 97, draft_length=length)
+        assert shorter.max_draft_length == length
+        assert draft(shorter, [one])[0] == longest[:length]
+        assert draft(new_drafter(model), [request(text(8), room=length)])[0] == longest[:length]
+    assert BlockDrafter(model, 97, draft_length=99).max_draft_length == 6
 
 
 @every_kind
-def test_each_sequence_gets_as_many_tokens_as_were_asked_for_it(kind: Kind) -> None:
-    session = open_session(tiny_drafter(**kind), batch=4)
-    batch = [sequence(text(5, seed=i)) for i in range(4)]
-    assert [len(block) for block in draft(session, batch, 2, 0, 99, -1)] == [2, 0, 6, 0]
-    assert draft(session, batch, 0, 0, 0, 0) == [[], [], [], []]
+def test_each_request_gets_as_many_tokens_as_there_is_room_for(kind: Kind) -> None:
+    model = tiny_drafter(**kind)
+    drafter = new_drafter(model)
+    batch = [request(text(5, seed=i), room) for i, room in enumerate((2, 0, 99, 6))]
+    assert [len(tokens) for tokens in draft(drafter, batch)] == [2, 0, 6, 6]
+    assert draft(drafter, [request(text(5), 0)] * 4) == [[], [], [], []]
+    cache = model.transformer.new_cache()
+    for sequence_id in range(4):
+        cache.open(sequence_id)
+    texts = [text(5, seed=i) for i in range(4)]
+    denoiser = BlockDenoiser(model, 97, cache)
+    drafts = denoiser.draft([3, 2, 1, 0], texts, [2, 0, 99, -1])
+    assert [len(made.token_ids) for made in drafts] == [2, 0, 6, 0]
+    assert denoiser.draft([0, 1], texts[:2], [0, -1]) == [NO_DRAFT] * 2
 
 
 # The cache
@@ -128,51 +170,52 @@ def test_no_slot_stays_in_the_cache(kind: Kind, steps: int) -> None:
     """What is cached is what the clean text alone gives, to the bit where the deltas act at slots
     only."""
     model = tiny_drafter(**kind)
-    session = open_session(model, batch=2, steps=steps)
-    batch = [sequence(text(7)), sequence(text(3, seed=1))]
+    drafter = new_drafter(model, steps)
+    batch = [request(text(7)), request(text(3, seed=1))]
     for committed in (0, 4, 7):
         for one in batch:
-            one.commit(text(committed, seed=committed))
-        draft(session, batch, 6, 6)
-        lengths = [len(one) - model.config.anchor_slot for one in batch]
-        assert session.lengths == lengths
-        for i, (one, length) in enumerate(zip(batch, lengths, strict=True)):
-            fresh = model.transformer.new_cache(1, length)
+            grow(one, text(committed, seed=committed))
+        draft(drafter, batch)
+        cache = drafter._cache
+        assert cache.ids == [one.id for one in batch]
+        for one in batch:
+            length = len(one) - model.config.anchor_slot
+            assert cache.length(one.id) == length
+            assert drafter.num_missing(one) == model.config.anchor_slot
+            fresh = model.transformer.new_cache()
+            fresh.open(0, length)
             ids = torch.tensor([one.token_ids[:length]])
             mask = torch.ones(length, length).tril().bool()[None]
-            model.transformer.hidden(model.embed(ids), torch.arange(length)[None], mask, fresh)
+            positions = torch.arange(length)[None]
+            model.transformer.hidden(model.embed(ids), positions, mask, fresh.window([0]))
             for layer in range(2):
-                for cached, clean in zip(
-                    session._cache.read(layer, length), fresh.read(layer, length), strict=True
-                ):
-                    torch.testing.assert_close(cached[i], clean[0], atol=1e-5, rtol=1e-5)
+                pairs = zip(
+                    cache.window([one.id]).read(layer, length),
+                    fresh.window([0]).read(layer, length),
+                    strict=True,
+                )
+                for cached, clean in pairs:
+                    torch.testing.assert_close(cached, clean, atol=1e-5, rtol=1e-5)
 
 
 def test_after_a_rejection_a_drafter_that_is_the_target_is_right_again() -> None:
     """The anchor's row is the target's own next token, so of one-token drafts none may fail,
     whatever was rejected before."""
     target = tiny_transformer(seed=1)
-    session = open_session(tiny_drafter(target))
-    one = sequence(text(6))
-    cache = target.new_cache(1, 100)
+    drafter = new_drafter(tiny_drafter(target))
+    one = request(text(6))
 
     def targets_choice() -> int:
-        missing = torch.tensor([one.token_ids[cache.lengths[0] :]])
-        start, rows = cache.lengths[0], missing.shape[1]
-        mask = torch.arange(start + rows) <= (start + torch.arange(rows))[:, None]
-        hidden = target.hidden(
-            target.embed(missing), start + torch.arange(rows)[None], mask[None], cache
-        )
-        cache.advance([rows])
-        return int(target.logits(hidden[0, -1]).argmax())
+        (logits,) = NativeTarget(target).forward([0], [one.token_ids], last_only=True)
+        return logits.argmax()[0]
 
     for round_id in range(20):
-        drafted = draft(session, [one], 6)[0]
+        (drafted,) = draft(drafter, [one])
         assert drafted[0] == targets_choice(), f"round {round_id}"
         kept = (
             round_id % 5
         )  # commit some of the draft and then something else: a rejection at every place
-        one.commit([*drafted[:kept], (drafted[kept] + 1) % 90])
+        grow(one, [*drafted[:kept], (drafted[kept] + 1) % 90])
 
 
 @every_kind
@@ -182,33 +225,43 @@ def test_catching_up_in_chunks_changes_nothing(
 ) -> None:
     model = tiny_drafter(scope="all", **kind)
     lengths = (40, 1, 17)
-    expected = draft(
-        open_session(model, batch=3), [sequence(text(n, seed=n)) for n in lengths], 6, 6, 6
-    )
-    monkeypatch.setattr(block_drafter, "CATCH_UP_ROWS", rows)
-    session = open_session(model, batch=3)
-    batch = [sequence(text(n, seed=n)) for n in lengths]
-    assert draft(session, batch, 6, 6, 6) == expected
+    expected = draft(new_drafter(model), [request(text(n, seed=n)) for n in lengths])
+    monkeypatch.setattr(denoise, "CATCH_UP_ROWS", rows)
+    drafter = new_drafter(model)
+    batch = [request(text(n, seed=n)) for n in lengths]
+    assert draft(drafter, batch) == expected
     for one in batch:
-        one.commit(text(7, seed=len(one)))
-    assert draft(session, batch, 6, 6, 6) == [
-        reference_draft(model, one.token_ids, 6) for one in batch
-    ]
+        grow(one, text(7, seed=len(one)))
+    assert draft(drafter, batch) == [reference_draft(model, one.token_ids, 6) for one in batch]
 
 
 def test_drafting_twice_from_the_same_text_gives_the_same_block() -> None:
-    session = open_session(tiny_drafter())
-    one = sequence(text(6))
-    assert draft(session, [one], 6) == draft(session, [one], 6)
+    drafter = new_drafter(tiny_drafter())
+    one = request(text(6))
+    assert draft(drafter, [one]) == draft(drafter, [one])
 
 
-def test_two_sessions_of_one_drafter_do_not_meet() -> None:
-    drafter = BlockDrafter(tiny_drafter(), 97)
-    first, second = drafter.open(1, 50), drafter.open(1, 50)
-    one, other = sequence(text(9)), sequence(text(4, seed=5))
-    draft(first, [one], 6)
-    assert draft(second, [other], 6)[0] == reference_draft(drafter.model, other.token_ids, 6)
-    assert draft(first, [one], 6)[0] == reference_draft(drafter.model, one.token_ids, 6)
+def test_two_drafters_of_one_model_do_not_meet() -> None:
+    model = tiny_drafter()
+    first, second = new_drafter(model), new_drafter(model)
+    one, other = request(text(9)), request(text(4, seed=5))
+    draft(first, [one])
+    assert draft(second, [other])[0] == reference_draft(model, other.token_ids, 6)
+    assert draft(first, [one])[0] == reference_draft(model, one.token_ids, 6)
+
+
+def test_a_request_that_ends_is_forgotten() -> None:
+    drafter = BlockDrafter(tiny_drafter(), 97, lookup=2, least_kept=0.5)
+    one, other = request(text(9)), request(text(4, seed=5))
+    draft(drafter, [one, other])
+    assert drafter.num_held == 6, "a row of the cache, a past and a history each"
+    assert drafter.num_missing(one) == 0
+    drafter.end(one)
+    drafter.end(one)
+    assert drafter.num_missing(one) == 9
+    assert drafter.num_held == 3
+    drafter.end(other)
+    assert drafter.num_held == drafter._cache.keys.numel() == 0
 
 
 # Denoising
@@ -219,8 +272,8 @@ def test_two_sessions_of_one_drafter_do_not_meet() -> None:
 def test_denoising_fills_the_most_confident_places_first(kind: Kind, steps: int) -> None:
     model = tiny_drafter(**kind)
     for seed in range(3):
-        one = sequence(text(7, seed=seed))
-        assert draft(open_session(model, steps=steps), [one], 6)[0] == reference_draft(
+        one = request(text(7, seed=seed))
+        assert draft(new_drafter(model, steps), [one])[0] == reference_draft(
             model, one.token_ids, 6, steps
         )
 
@@ -266,7 +319,7 @@ def test_neither_the_mask_token_nor_ids_beyond_the_target_are_drafted(
         )  # whichever sign the hidden state has
     drafter = BlockDrafter(model, target_vocab_size=80, num_denoise_steps=steps)
     for seed in range(3):
-        drafted = drafter.open(1, 50).draft([sequence(text(6, seed=seed))], [6])[0].token_ids
+        (drafted,) = draft(drafter, [request(text(6, seed=seed))])
         assert len(drafted) == 6
         assert set(drafted) <= {13, 14, 41}
 
@@ -281,35 +334,29 @@ def test_a_mask_token_stands_for_open_places_and_has_no_learned_vector() -> None
 def test_weights_that_are_not_finite_are_a_fault_and_no_draft() -> None:
     target = tiny_transformer(seed=1)
     target.layers[1].out.weight.data[0] = float("nan")
-    block = open_session(tiny_drafter(target)).draft([sequence(text(5))], [6])[0]
-    assert block.token_ids == ()
-    assert block.fault is not None
-    assert "not finite" in block.fault
+    (made,) = new_drafter(tiny_drafter(target)).propose([request(text(5))])
+    assert made.token_ids == ()
+    assert made.fault is not None
+    assert "not finite" in made.fault
 
 
 def test_a_text_with_ids_that_the_drafter_does_not_know_is_a_fault_and_no_crash() -> None:
     model = tiny_drafter(tiny_transformer(seed=1, vocab_size=50))
-    session = BlockDrafter(model, target_vocab_size=97).open(1, 50)
-    one = sequence([1, 2, 3])
-    assert max(session.draft([one], [6])[0].token_ids) < 50
-    one.commit([60])
-    block = session.draft([one], [6])[0]
-    assert block.token_ids == ()
-    assert block.fault is not None
-    assert "ids below 50" in block.fault
+    drafter = new_drafter(model)
+    one = request([1, 2, 3])
+    assert max(draft(drafter, [one])[0]) < 50
+    grow(one, [60])
+    (made,) = drafter.propose([one])
+    assert made.token_ids == ()
+    assert made.fault is not None
+    assert "ids below 50" in made.fault
 
 
 def test_a_text_that_the_drafter_can_not_read_leaves_its_mates_alone() -> None:
     model = tiny_drafter(tiny_transformer(seed=1, vocab_size=50))
-    session = BlockDrafter(model, target_vocab_size=97).open(2, 50)
-    strange, plain = session.draft([sequence([1, 2, 60]), sequence([1, 2, 3])], [6, 6])
+    strange, plain = new_drafter(model).propose([request([1, 2, 60]), request([1, 2, 3])])
     assert strange.fault is not None
-    assert (
-        plain
-        == BlockDrafter(model, target_vocab_size=97)
-        .open(1, 50)
-        .draft([sequence([1, 2, 3])], [6])[0]
-    )
+    assert [plain] == new_drafter(model).propose([request([1, 2, 3])])
 
 
 # The drafter's context
@@ -320,22 +367,35 @@ def test_a_text_beyond_the_drafters_context_gets_no_draft_and_its_mates_get_thei
     kind: Kind,
 ) -> None:
     model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16), **kind)
-    session = open_session(model, batch=2, capacity=64)
-    long, short = sequence(text(5)), sequence(text(2, seed=3))
+    drafter = new_drafter(model)
+    long, short = request(text(5)), request(text(2, seed=3))
     for round_id in range(12):
-        long_block, short_block = draft(session, [long, short], 6, 6)
+        long_block, short_block = draft(drafter, [long, short])
         assert len(long_block) == max(0, min(6, 16 - len(long)))
         assert len(short_block) == max(0, min(6, 16 - len(short)))
         if len(short) <= 10 and (
             len(long) <= 10 or kind["block_attention"] == "causal" or len(long) >= 16
         ):
             assert short_block == reference_draft(model, short.token_ids, 6)
-        assert max(session.lengths) <= 16
-        long.commit(text(7 if round_id % 2 else 1, seed=round_id))
-        short.commit(text(1, seed=round_id))
+        assert max(drafter._cache.lengths) <= 16
+        grow(long, text(7 if round_id % 2 else 1, seed=round_id))
+        grow(short, text(1, seed=round_id))
     assert len(long) > 50
 
 
 def test_a_prompt_longer_than_the_drafters_context_is_no_crash() -> None:
     model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16))
-    assert draft(open_session(model, capacity=64), [sequence(text(40))], 6) == [[]]
+    assert draft(new_drafter(model), [request(text(40))]) == [[]]
+
+
+@every_kind
+def test_a_bystander_that_fills_the_drafters_context_is_no_crash(kind: Kind) -> None:
+    model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16), **kind)
+    drafter = new_drafter(model)
+    batch = [request(text(3)), request(text(40, seed=1)), request(text(4, seed=2))]
+    draft(drafter, batch)
+    assert max(drafter._cache.lengths) > 14
+    others = [batch[0], batch[2]]
+    for one in others:
+        grow(one, [7])
+    assert draft(drafter, others) == [reference_draft(model, one.token_ids, 6) for one in others]

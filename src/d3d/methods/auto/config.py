@@ -60,7 +60,7 @@ class AutoConfig(MethodConfig):
             except InvalidRequest as error:
                 if method == "async" and self.placement is not None:
                     raise
-                left_out[method] = str(error).removeprefix("method: ").removeprefix("mode: ")
+                left_out[method] = str(error).removeprefix("method: ")
         self._refuse_options_of(left_out)
         return found, left_out
 

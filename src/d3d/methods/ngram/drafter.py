@@ -13,7 +13,10 @@ class NgramDrafter(Drafter):
     """Copies what followed the last time that the text ended like this."""
 
     def __init__(self, max_draft_length: int, shortest: int = 1, longest: int = 3) -> None:
-        """shortest, longest: tokens of the runs that are looked for."""
+        """shortest, longest: tokens of the runs that are looked for. Raises ValueError unless
+        1 <= shortest <= longest."""
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"shortest must be within 1 and longest, got {shortest} and {longest}")
         self.max_draft_length = max_draft_length
         self._shortest, self._longest = shortest, longest
         self._pasts: dict[int, PromptLookup] = {}

@@ -17,8 +17,8 @@ class PromptLookup:
     at the text's end as at its start."""
 
     def __init__(self, shortest: int, longest: int = LONGEST_RUN) -> None:
-        """Looks for the last `longest` tokens, then for fewer, down to `shortest`. Raises ValueError
-        for a `shortest` below 1."""
+        """Looks for the last `longest` tokens, then for fewer, down to `shortest`.
+        Raises ValueError for a `shortest` below 1."""
         if shortest < 1:
             raise ValueError(f"shortest must be 1 or more, got {shortest}")
         self._sizes = range(max(shortest, longest), shortest - 1, -1)
