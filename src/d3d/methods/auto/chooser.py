@@ -155,7 +155,7 @@ class AutoReport:
 
 
 @dataclass
-class _Turn:
+class _ModeTurn:
     """Rounds of one mode in a row."""
 
     mode: str
@@ -182,7 +182,7 @@ class Chooser:
 
     def __post_init__(self) -> None:
         self.times.new_text()
-        self._turn = _Turn(PLAIN)
+        self._turn = _ModeTurn(PLAIN)
         self._leader = PLAIN
         self._trial: str | None = None
         self._trial_rounds = 0
@@ -200,7 +200,7 @@ class Chooser:
         that each mode's drafter would have to compute first."""
         mode = self._wanted(remaining, missing)
         if mode != self._turn.mode:
-            self._turn = _Turn(mode)
+            self._turn = _ModeTurn(mode)
         self._is_counting = True
         return mode
 
