@@ -1,5 +1,5 @@
-"""Drafts to choose from in fused mode: what the slots of the last pass say, and what the text itself
-holds."""
+"""Drafts to choose from in fused mode: what the slots of the last pass say, and what the text
+itself holds."""
 
 from __future__ import annotations
 
