@@ -66,8 +66,7 @@ def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -
     if config.alignment != "next" or config.block_size < 2:
         raise InvalidRequest(
             "method: fused needs a drafter of alignment next with blocks of two or more, whose "
-            "slots "
-            "predict what follows the bonus token; with this one, serial and plain work"
+            "slots predict what follows the bonus token; with this one, serial and plain work"
         )
 
 
@@ -264,10 +263,12 @@ class FusedEngine(Target, Drafter):
         # slots that are not finite still reach clean rows, though hidden: 0 * inf. The target's
         # answer is computed without them.
         for request, length, is_finite in zip(requests, before, finite, strict=True):
-            self._members[request.id].faulty |= not is_finite
-            self._members[request.id].groups = []
+            if member := self._members.get(request.id):
+                member.faulty |= not is_finite
+                member.groups = []
             self.native.cache.crop(request.id, length)
-            self.native.cache.clear_behind(request.id)
+        for sequence_id in self.native.cache.ids:  # slots of the pass fall behind bystanders, too
+            self.native.cache.clear_behind(sequence_id)
         return self.native.verify(requests, drafts)
 
     def _pass(
@@ -292,9 +293,9 @@ class FusedEngine(Target, Drafter):
             kept[row] = len(draft.token_ids) + 1
             states = hidden[row, layout.width : layout.width + num_slots].split(plan)
             scores = logits[row, layout.width : layout.width + num_slots].split(plan)
-            self._members[request.id].groups = [
-                DraftedGroup(*pair) for pair in zip(states, scores, strict=True)
-            ]
+            if member := self._members.get(request.id):
+                pairs = zip(states, scores, strict=True)
+                member.groups = [DraftedGroup(*pair) for pair in pairs]
             rows.append(LogitRows(logits[row, : kept[row]]))
         window.advance(kept)
         return rows
