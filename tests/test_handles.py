@@ -199,8 +199,8 @@ def test_contradictions_and_typos_are_named(
 
 
 def test_every_option_of_a_request_is_typed() -> None:
-    from d3d.api import RequestOptions, SamplingOptions, SpeculationOptions
     from d3d.config import OPTION_ALIASES, OPTIONS
+    from d3d.request_options import RequestOptions, SamplingOptions, SpeculationOptions
 
     assert SamplingOptions.__annotations__.keys() == d3d.SamplingParams.model_fields.keys()
     extra = {"method", "mode", "prompt_lookup_num_tokens", "speculative_config"}

@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 import d3d
+from d3d.engine.drafter import Draft
+from d3d.engine.request import Request
 from d3d.hub.checkpoint import read_config
 from d3d.hub.presets import read_preset
 from d3d.methods.fused.engine import FusedEngine
 from d3d.methods.fused.plan import RowPlan
+from d3d.target.native import NativeTarget
 
 pytestmark = pytest.mark.real_model
 
 PROMPTS = (
-    "Tom has 3 boxes with 8 pencils in each. He gives 5 pencils to a friend. How many pencils does he have left?",
+    "Tom has 3 boxes with 8 pencils in each. He gives 5 pencils to a friend. How many pencils does "
+    "he have left?",
     "Write a Python function that counts the vowels in a string.",
 )
 
@@ -47,14 +51,20 @@ def test_serial_and_fused_ids_equal_plain_ids(
 def test_clean_rows_of_a_fused_pass_are_those_of_a_plain_pass(model: d3d.Model) -> None:
     assert model.drafter is not None
     ids = model.encode(PROMPTS[0])
-    plain = model.engine.open(1, 100)
-    plain.forward([ids[:-4]], last_only=True)
-    (expected,) = plain.forward([ids[-4:]])
-    fused = FusedEngine(model.engine, model.drafter.model, 3, 16).open(1, 100)
-    fused.forward([ids[:-4]], last_only=True)
-    fused.plans = {0: RowPlan(3, (4, 3, 3, 2))}
-    (clean,) = fused.forward([ids[-4:]])
-    assert (clean - expected).abs().max() < 1e-5 * expected.abs().max()
+    transformer = model.parts.target.model
+    plain, fused = (
+        NativeTarget(transformer),
+        FusedEngine(NativeTarget(transformer), model.drafter, 3, 16),
+    )
+    request, draft = Request(ids[:-4]), Draft(tuple(ids[-3:]))
+    for target in (plain, fused):
+        target.prefill([request], len(ids))
+    request.token_ids.append(ids[-4])
+    (expected,) = plain.verify([request], [draft])
+    fused.set_plan(request, RowPlan(3, (4, 3, 3, 2)))
+    (clean,) = fused.verify([request], [draft])
+    difference = (clean.logits() - expected.logits()).abs().max()
+    assert difference < 1e-5 * expected.logits().abs().max()
 
 
 def test_the_shipped_drafter_is_worth_its_pass(model: d3d.Model) -> None:
@@ -67,7 +77,7 @@ def test_the_shipped_drafter_is_worth_its_pass(model: d3d.Model) -> None:
 def test_the_shipped_drafter_shares_the_targets_weights(model: d3d.Model) -> None:
     assert model.drafter is not None
     assert (
-        model.drafter.model.transformer.embedding.data_ptr()
+        model.drafter.transformer.embedding.data_ptr()
         == model.target.transformer.embedding.data_ptr()
     )
 
@@ -129,7 +139,10 @@ def test_a_thinned_preset_gives_the_targets_own_ids_in_fewer_passes(
     smollm2: Path, name: str, mode: str, tokens_a_round: float
 ) -> None:
     thinned = d3d.load(name, dtype="float32")
-    question = "A baker sells 24 rolls in the morning and twice as many in the afternoon. How many rolls is that?"
+    question = (
+        "A baker sells 24 rolls in the morning and twice as many in the afternoon. "
+        "How many rolls is that?"
+    )
     plain, drafted = (
         thinned.generate(question, mode=way, max_tokens=48) for way in ("plain", None)
     )

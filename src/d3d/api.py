@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 from typing_extensions import Self, Unpack
@@ -25,6 +25,11 @@ from d3d.hub.open_model import OpenModel, TargetModel
 from d3d.methods.base import Built, MethodConfig, Parts
 from d3d.model.drafter import DrafterModel
 from d3d.model.int8 import precision
+from d3d.request_options import (
+    RequestOptions as RequestOptions,
+)
+from d3d.request_options import SpeculationOptions as SpeculationOptions
+from d3d.request_options import split_options
 from d3d.results import GenerationResult, Recorder, Settings, StreamChunk
 
 if TYPE_CHECKING:
@@ -36,60 +41,6 @@ ENGINES = ("native", "transformers")
 
 DEFAULT_BATCH = 8
 """Requests that are decoded together, unless a number is asked for."""
-
-
-class SamplingOptions(TypedDict, total=False):
-    """Fields of `SamplingParams`."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: dict[int, float]
-    min_tokens: int
-    max_tokens: int
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    seed: int | None
-    logprobs: int | None
-
-
-class SpeculationOptions(TypedDict, total=False):
-    """Options of the methods (`d3d.config`), by our names and by those of vLLM and transformers."""
-
-    method: str | None
-    mode: str | None
-    """Alias of method."""
-    draft_length: int | None
-    num_denoise_steps: int | None
-    draft_confidence: float | None
-    lookup: int | None
-    least_kept: float | None
-    rows: int | None
-    outcomes: int | None
-    miss_policy: str | None
-    placement: str | None
-    prompt_lookup_min: int | None
-    prompt_lookup_max: int | None
-    num_speculative_tokens: int | None
-    num_assistant_tokens: int | None
-    assistant_confidence_threshold: float | None
-    prompt_lookup_num_tokens: int | None
-    """transformers': prompt lookup that drafts so many tokens."""
-    speculative_config: Mapping[str, Any] | str | None
-
-
-class RequestOptions(SamplingOptions, SpeculationOptions, total=False):
-    """Options of a request."""
-
-    raw: bool
-    """Take text as it is, without the chat template."""
-    thinking: bool | None
-    """Handed to the chat template as `enable_thinking`."""
 
 
 class Model:
@@ -234,7 +185,7 @@ class Model:
 
     def step(self) -> bool:
         """Advance all requests that were added, by one round; False if there is nothing to do."""
-        return any([stepper.step() for stepper in list(self._steppers.values())])
+        return max((stepper.step() for stepper in list(self._steppers.values())), default=False)
 
     def _prepared(
         self, prompt: Prompt, options: RequestOptions
@@ -404,17 +355,6 @@ class Model:
             looks_up=bool(getattr(config, "lookup", None)) or config.method == "ngram",
             may_pause=bool(getattr(config, "least_kept", None)),
         )
-
-
-def split_options(options: RequestOptions) -> tuple[dict[str, Any], SpeculationOptions]:
-    """Sampling fields (what is no other option), and speculation options."""
-    spec = {name: value for name, value in options.items() if name in _SPECULATION}
-    others = {"raw", "thinking", *spec}
-    sampling = {name: value for name, value in options.items() if name not in others}
-    return sampling, cast("SpeculationOptions", spec)
-
-
-_SPECULATION = frozenset(SpeculationOptions.__annotations__)
 
 
 def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: object) -> None:

@@ -1,4 +1,5 @@
-"""A request under way, as its owner sees it: chunks to iterate or await, a result, a way to cancel."""
+"""A request under way, as its owner sees it: chunks to iterate or await, a result, a way to
+cancel."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from d3d.api import ENGINES, Model
-from d3d.config import preset_config, read_speculative_config, spec_config
+from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, spec_config
 from d3d.errors import InvalidRequest
 from d3d.hub.checkpoint import read_config
 from d3d.hub.names import drafter_of, resolve_drafter
@@ -56,26 +56,20 @@ def load(
     A preset file says besides how to decode if a request does not, in which dtype if `dtype` is
     auto, with which weights if `quantize` does not, and with how many threads, which is torch's
     setting for the whole process."""
-    config = None
+    choice = SpeculativeChoice(None, {}, None)
     if speculative_config is not None:
         choice = read_speculative_config(speculative_config)
-        if choice.drafter is not None:
-            drafter, draft_model = _named_once(drafter, draft_model, choice.drafter, choice.method)
-        if choice.method is not None or choice.options:
-            config = spec_config(choice.method or "serial", choice.options)
+        drafter, draft_model = _named_once(drafter, draft_model, choice)
+    config = None
+    if choice.method is not None or choice.options:
+        config = spec_config(choice.method or "serial", choice.options)
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
     plain = plain or draft_model is not None
     if plain and drafter is not None:
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
     preset = preset_of(target)
-    path = None
-    if drafter is not None:
-        path = resolve_drafter(str(drafter))
-    elif not plain:
-        path = drafter_of(target)
-    if path is not None:
-        read_config(path)  # what is no drafter is refused before the target is fetched and read
+    path = _drafter_path(target, drafter, plain=plain)
     has_own = drafter is None
     if preset is not None:
         file, file_config = preset
@@ -84,29 +78,43 @@ def load(
         has_own = has_own and file.drafter is None
         if file.threads is not None:
             torch.set_num_threads(file.threads)
-    named = PRESETS.get(target) if has_own else None
-    rows = None if named is None else named.fused_rows
-    if engine == "transformers":
-        parts = _with_transformers(target, path, device=device, dtype=dtype, quantize=quantize)
-    else:
-        parts = _native(target, path, device=device, dtype=dtype, quantize=quantize)
-    parts.preset_rows = rows
+    opened = _with_transformers if engine == "transformers" else _native
+    parts = opened(target, path, device=device, dtype=dtype, quantize=quantize)
+    if has_own and target in PRESETS:
+        parts.preset_rows = PRESETS[target].fused_rows
     if draft_model is not None:
         parts.draft_model = open_model(draft_model, device=device, dtype=dtype, quantize=quantize)
         pack_weights(parts.draft_model.transformer, quantize=quantize)
     return Model(parts, preset=config, engine_name=engine)
 
 
+def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Path | None:
+    """The drafter's checkpoint. What is no drafter is refused before the target is fetched and
+    read."""
+    path = None
+    if drafter is not None:
+        path = resolve_drafter(str(drafter))
+    elif not plain:
+        path = drafter_of(target)
+    if path is not None:
+        read_config(path)
+    return path
+
+
 def _named_once(
-    drafter: str | Path | None, draft_model: str | None, name: str, method: str | None
+    drafter: str | Path | None, draft_model: str | None, choice: SpeculativeChoice
 ) -> tuple[str | Path | None, str | None]:
-    """Drafter and draft model, one of them named by `speculative_config`."""
-    given = draft_model if method == "draft_model" else drafter
+    """Drafter and draft model, one of them perhaps named by `speculative_config`. Raises
+    InvalidRequest for two different ones."""
+    name, is_causal = choice.drafter, choice.method == "draft_model"
+    if name is None:
+        return drafter, draft_model
+    given = draft_model if is_causal else drafter
     if given is not None and str(given) != name:
         raise InvalidRequest(
             f"speculative_config: model: {name} and the drafter {given} are both named"
         )
-    return (drafter, name) if method == "draft_model" else (name, draft_model)
+    return (drafter, name) if is_causal else (name, draft_model)
 
 
 def _native(

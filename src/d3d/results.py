@@ -268,4 +268,7 @@ def _warnings(
         and len(of_drafter) >= HOPELESS_ROUNDS
         and not any(stats.num_accepted for stats in of_drafter)
     ):
-        yield f"not one drafted token was kept in {len(of_drafter)} rounds: this drafter does not fit the target; --mode plain is faster"
+        yield (
+            f"not one drafted token was kept in {len(of_drafter)} rounds: this drafter does not "
+            "fit the target; --method plain is faster"
+        )

@@ -49,7 +49,8 @@ def test_every_help_text_says_what_the_command_and_each_option_do(command: list[
 
 def test_help_needs_neither_torch_nor_transformers() -> None:
     script = (
-        "import sys\nfrom d3d.cli.app import main\nsys.argv = ['d3d', '--help']\ntry:\n    main()\nexcept SystemExit:\n"
+        "import sys\nfrom d3d.cli.app import main\nsys.argv = ['d3d', '--help']\ntry:\n    "
+        "main()\nexcept SystemExit:\n"
         "    print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     )
     result = subprocess.run(

@@ -121,7 +121,7 @@ def test_the_plan_of_each_mode(
     tiny_drafter: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("d3d.methods.async_.placement.available_cores", lambda: [0, 1])
     assert (
         dry(*arguments, "--json", drafter=None if "plain" in arguments else tiny_drafter).record[
             "modes"
@@ -142,7 +142,7 @@ def test_auto_names_what_it_would_try_and_what_not(
     plan = dry("--mode", "auto", "--json").record
     assert plan["modes"].keys() == {"plain", "serial", "fused", "async"}
     assert plan["modes"]["async"]["placement"] == "processes"
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("d3d.methods.async_.placement.available_cores", lambda: [0, 1])
     plan = dry("--mode", "auto", "--json", drafter=full_weights).record
     assert plan["modes"].keys() == {"plain", "serial"}
     assert "2 cores and one memory bus" in plan["left_out"]["async"]
@@ -196,12 +196,12 @@ def test_options_of_modes_that_auto_leaves_out_are_refused(
     assert dry("--mode", "auto", "--rows", 9, drafter=full_weights).is_refusal(
         "rows: auto leaves fused out"
     )
-    monkeypatch.setattr("d3d.cli.dry_run.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("d3d.methods.async_.placement.available_cores", lambda: [0, 1])
     assert dry("--mode", "auto", "--outcomes", 4).is_refusal(
-        "outcomes: auto leaves async mode out", "one memory bus"
+        "outcomes: auto leaves async out", "one memory bus"
     )
     assert dry("--mode", "auto", "--draft-length", 4, drafter=None).is_refusal(
-        "draft_length: auto drafts nothing here"
+        "draft_length: auto leaves serial out here: there is no drafter"
     )
 
 

@@ -62,7 +62,8 @@ def test_text_goes_to_standard_output_and_a_summary_to_standard_error(generate: 
     record = generate("--json").record
     assert outcome.out == record["text"] + "\n"
     assert re.search(
-        r"20 tokens, [\d.]+ ms a token, first after \d+ ms, float32, length; speculation: serial, \d+ rounds, acceptance length",
+        r"20 tokens, [\d.]+ ms a token, first after \d+ ms, float32, length; speculation: serial, "
+        r"\d+ rounds, acceptance length",
         outcome.err,
     )
     assert outcome.err.count("\n") == 1

@@ -68,7 +68,7 @@ def test_fewer_layers_make_drafting_cheaper() -> None:
         ((*H100, "--acceptance-length", 2), "--draft-length"),
         ((*H100, "--acceptance-length", 9, "--draft-length", 4), "acceptance length"),
         ((*H100, "--histogram", "a,b"), "list of counts"),
-        ((*H100, "--histogram", "1,2", "--draft-length", 2), "draft length"),
+        ((*H100, "--histogram", "1,2", "--draft-length", 2), "draft_length"),
         ((*H100, "--devices", 3, *MEAN), "devices"),
         (("--datasheet", "abacus", *MEAN), "there are h100"),
         ((*H100, "--target", "x", *MEAN), "no shape"),

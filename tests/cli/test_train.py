@@ -25,7 +25,8 @@ from support.tiny_model import open_tiny, write_tiny_target
 
 CONFIG = """
 drafter: {block_size: 4, delta: {rank: 4}%s}
-train: {steps: 4, warmup: 2, answers_per_step: 2, learning_rate: 5.0e-3, stages: [{share: 1.0, block_size: 4, anchors: 6}]%s}
+train: {steps: 4, warmup: 2, answers_per_step: 2, learning_rate: 5.0e-3,
+  stages: [{share: 1.0, block_size: 4, anchors: 6}]%s}
 evaluate_every: 2
 evaluate_draft_length: 4
 %s

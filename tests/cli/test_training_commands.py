@@ -26,7 +26,8 @@ from support.tiny_model import open_tiny, random_drafter, tiny_tokenizer, write_
 
 CONFIG = """
 drafter: {block_size: 4, delta: {rank: 4}}
-train: {steps: %d, warmup: 2, answers_per_step: 1, stages: [{share: 1.0, block_size: 4, anchors: 6, decay: 4.0}]}
+train: {steps: %d, warmup: 2, answers_per_step: 1,
+  stages: [{share: 1.0, block_size: 4, anchors: 6, decay: 4.0}]}
 evaluate_every: 2
 evaluate_draft_length: 4
 """

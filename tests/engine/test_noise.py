@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from d3d.engine.sampling import fresh_seed, uniform
+from d3d.engine.noise import fresh_seed, uniform
 
 
 def test_values_are_pinned() -> None:

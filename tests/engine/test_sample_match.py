@@ -11,15 +11,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from d3d.engine.noise import uniform
 from d3d.engine.request import Request
-from d3d.engine.sampling import (
-    LogitRows,
-    SamplingParams,
-    TokenCounts,
-    Verdict,
-    sample_match,
-    uniform,
-)
+from d3d.engine.sampling import LogitRows, SamplingParams, TokenCounts, Verdict, sample_match
 from support.drafters import grow
 
 VOCAB = 10

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from d3d.engine.noise import uniform
 from d3d.engine.request import Request
 from d3d.engine.round import TokenLogprob
 from d3d.engine.sampling import (
@@ -24,7 +25,6 @@ from d3d.engine.sampling import (
     choice_gap,
     choose,
     inverse_cdf,
-    uniform,
     validate_params,
 )
 from d3d.errors import InvalidRequest

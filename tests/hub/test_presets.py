@@ -288,7 +288,7 @@ def test_generate_cuts_drafts_that_are_not_confident(preset: Any) -> None:
     )
     assert command(*given, "--draft-confidence", 1.5).is_refusal("draft_confidence", "1.5")
     assert command(*given, "--mode", "fused", "--draft-confidence", 0.5).is_refusal(
-        "draft confidence", "serial"
+        "draft_confidence", "serial"
     )
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
-from d3d.engine.drafter import Target
-from d3d.engine.round import Preparation
-from d3d.engine.sampling import uniform
+from d3d.engine.drafter import Draft, Drafter, Target
+from d3d.engine.engine import Engine
+from d3d.engine.noise import uniform
+from d3d.engine.request import Request
+from d3d.engine.round import Preparation, Round
+from d3d.engine.sampling import LogitRows
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
 from d3d.methods.async_.preparer import Preparer
@@ -28,7 +29,7 @@ from support.doubles import (
     oracle,
     sometimes,
 )
-from support.runs import Run
+from support.runs import Run, Watched
 
 VOCAB = 97
 Answers = list[list[int]]
@@ -105,7 +106,7 @@ def async_drafter(coordinator: Coordinator, **fields: Any) -> AsyncDrafter:
 
 def preparations(run: Run) -> list[Preparation]:
     """Of all rounds that wanted a draft."""
-    return [stats.preparation for stats in run.rounds if stats.preparation is not None]
+    return [round_.preparation for round_ in run.rounds if round_.preparation is not None]
 
 
 def readiness(run: Run) -> list[str]:
@@ -120,41 +121,42 @@ def notes(run: Run) -> list[str]:
     return [note for preparation in preparations(run) for note in preparation.notes]
 
 
-class Slow:
-    """A target engine whose passes take at least so many seconds."""
+def decode(
+    target: Target, drafter: Drafter | None, runs: Sequence[Run], max_batch: int | None = None
+) -> Iterator[Round]:
+    """Decode them together, round by round, while others may use the same drafter."""
+    by_id = {run.request.id: run for run in runs}
+    engine = Engine(target, drafter, max_batch=max_batch)
+    for round_ in engine.run([run.request for run in runs]):
+        by_id[round_.request_id].events.append(round_)
+        yield round_
 
-    def __init__(self, engine: Target, seconds: float) -> None:
-        self._engine, self._seconds = engine, seconds
 
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.vocab_size
+class Slow(Watched):
+    """A target whose passes take at least so many seconds."""
 
-    @property
-    def max_length(self) -> int:
-        return self._engine.max_length
+    def __init__(self, target: Target, seconds: float) -> None:
+        super().__init__(target)
+        self._seconds = seconds
 
-    def open(self, num_sequences: int, capacity: int) -> Target:
-        session = self._engine.open(num_sequences, capacity)
-        forward = session.forward
+    def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
+        self.wait()
+        return super().prefill(requests, num_rows)
 
-        def slow_forward(token_ids: list[list[int]], *, last_only: bool = False) -> list[Tensor]:
-            self.wait()
-            return forward(token_ids, last_only=last_only)
-
-        session.forward = slow_forward  # type: ignore[method-assign]
-        return session
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
+        self.wait()
+        return super().verify(requests, drafts)
 
     def wait(self) -> None:
         time.sleep(self._seconds)
 
 
 class Unhurried(Slow):
-    """A target engine whose passes last until the worker has answered, for one sequence: whatever
-    is prepared is there in time."""
+    """A target whose passes last until the worker has answered, for one sequence: whatever is
+    prepared is there in time."""
 
-    def __init__(self, engine: Target, coordinator: Coordinator) -> None:
-        super().__init__(engine, 0.0)
+    def __init__(self, target: Target, coordinator: Coordinator) -> None:
+        super().__init__(target, 0.0)
         self._coordinator = coordinator
 
     def wait(self) -> None:

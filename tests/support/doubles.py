@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from d3d.engine.drafter import Draft, Drafter
+from d3d.engine.noise import uniform
 from d3d.engine.request import Request
-from d3d.engine.sampling import uniform
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.preparer import Preparer, PreparingSession
 

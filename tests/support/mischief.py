@@ -6,15 +6,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from d3d.engine.drafter import Draft
-from d3d.engine.sampling import uniform
+from d3d.engine.noise import uniform
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.preparer import Preparer, PreparingSession
@@ -103,7 +102,7 @@ class Mischief:
 
 
 @dataclass
-class Troubled:
+class Troubled(Preparer):
     """A `Preparer` that mischief befalls."""
 
     preparer: Preparer
@@ -111,8 +110,8 @@ class Troubled:
     number: int = 0
     """Passes so far, of all sequences."""
 
-    def open(self, capacity: int, outcome_budget: int) -> TroubledSession:
-        return TroubledSession(self, self.preparer.open(capacity, outcome_budget))
+    def open(self, outcome_budget: int) -> TroubledSession:
+        return TroubledSession(self, self.preparer.open(outcome_budget))
 
     def strike(self) -> str | None:
         self.number += 1
@@ -120,7 +119,7 @@ class Troubled:
 
 
 @dataclass
-class TroubledSession:
+class TroubledSession(PreparingSession):
     troubled: Troubled
     session: PreparingSession
 
@@ -132,11 +131,11 @@ class TroubledSession:
             else _spoilt(instead, draft_length)
         )
 
-    def likely_outcomes(self, text: list[int], draft: ListLike[int], budget: int) -> list[Outcome]:
+    def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
         return self.session.likely_outcomes(text, draft, budget)
 
     def prepare(
-        self, text: list[int], draft: ListLike[int], outcomes: ListLike[Outcome], draft_length: int
+        self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int
     ) -> dict[Outcome, Draft]:
         instead = self.troubled.strike()
         if instead is None:
@@ -183,7 +182,7 @@ class Troublemaker:
         )
 
 
-def double(name: str, block_size: int, answers: ListLike[ListLike[int]]) -> Double:
+def double(name: str, block_size: int, answers: Sequence[Sequence[int]]) -> Double:
     """A scripted drafter by its name."""
     right = oracle(block_size, answers)
     makes: dict[str, Callable[[], Double]] = {

@@ -17,7 +17,7 @@ import psutil
 from d3d.methods.async_.workers import ProcessWorker
 from d3d.target.native import NativeTarget
 from support.async_runs import async_drafter, coordinating, rehearsed
-from support.runs import make, run
+from support.runs import run
 from support.tiny import tiny_transformer
 
 
@@ -58,11 +58,7 @@ def _decode_forever() -> None:
         assert isinstance(worker, ProcessWorker)
         print(worker.process.pid, flush=True)
         while True:
-            list(
-                decode(
-                    target, async_drafter(coordinator), [make(target, max_tokens=100).request], 8
-                )
-            )
+            run(target, async_drafter(coordinator), max_tokens=100)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,6 @@ if __name__ == "__main__":
                 train(kind, target, directory)
             not_finite(target, directory)
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # one run in eight, torch's own threads abort while the interpreter ends; what is tested is done by then
+    # one run in eight, torch's own threads abort while the interpreter ends; what is tested is done
+    # by then
+    os._exit(0)

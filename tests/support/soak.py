@@ -21,13 +21,14 @@ from typing import Any
 import psutil
 
 from d3d.engine.drafter import Target
+from d3d.engine.round import Round
 from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator
 from d3d.methods.async_.placement import available_cores, worker_cores
 from d3d.methods.async_.workers import ProcessWorker, ThreadWorker, Worker
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.target.native import NativeTarget
-from support.async_runs import VOCAB, Slow, async_drafter, coordinating
+from support.async_runs import VOCAB, Slow, async_drafter, coordinating, decode
 from support.drafters import text, tiny_drafter
 from support.mischief import DRAFTERS, Ledger, Mischief, Troublemaker, double
 from support.runs import SAMPLING, Run, make, run
@@ -62,7 +63,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What befalls the worker, by name, and how likely before each of its passes; what befalls it from
-outside is in `Going.after_event`."""
+outside is in `Going.after_round`."""
 
 IN_THREADS = [fault for fault in FAULTS if fault != "stopped"]
 BLOCK_SIZES, BUDGETS, POLICIES, CHOICES = (
@@ -267,7 +268,8 @@ class Going:
         self.tally.stale += coordinator.cache.num_stale
         if (coordinator.num_sequences, len(coordinator.cache)) != (0, 0):
             self.complain(
-                f"left behind: {coordinator.num_sequences} sequences, {len(coordinator.cache)} blocks"
+                f"left behind: {coordinator.num_sequences} sequences, "
+                f"{len(coordinator.cache)} blocks"
             )
 
     # Ways of going
@@ -277,38 +279,39 @@ class Going:
     ) -> None:
         for one in runs:
             self.restore(coordinator)
-            for event in decode(engine, drafter, [one.request], self.one.block_size):
-                one.events.append(event)
-                self.after_event(coordinator, event)
+            for round_ in decode(engine, drafter, [one]):
+                self.after_round(coordinator, round_)
 
     def together(
         self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
-        for event in decode(engine, drafter, [one.request for one in runs], self.one.block_size):
-            runs[event.index].events.append(event)
-            self.after_event(coordinator, event)
+        for round_ in decode(engine, drafter, runs):
+            self.after_round(coordinator, round_)
 
     def interleaved(
         self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
-        going = [(one, decode(engine, drafter, [one.request], self.one.block_size)) for one in runs]
+        going = [(one, decode(engine, drafter, [one])) for one in runs]
         while going:
             chosen = self.chance.choice(going)
-            one, events = chosen
-            event = next(events, None)
-            if event is not None:
-                one.events.append(event)
-                self.after_event(coordinator, event)
-            if event is None or self.is_given_up(one):
-                events.close()
+            one, rounds = chosen
+            round_ = next(rounds, None)
+            if round_ is not None:
+                self.after_round(coordinator, round_)
+            if round_ is None or self.is_given_up(one):
+                rounds.close()
                 going.remove(chosen)
                 self.restore(coordinator)
 
     def threads(
         self, coordinator: Coordinator, engine: Target, drafter: AsyncDrafter, runs: list[Run]
     ) -> None:
+        """Each with a target of its own, since a target is asked by one thread at a time."""
         everyone = [
-            threading.Thread(target=self.one_by_one, args=(coordinator, engine, drafter, [one]))
+            threading.Thread(
+                target=self.one_by_one,
+                args=(coordinator, NativeTarget(target().model), drafter, [one]),
+            )
             for one in runs
         ]
         for thread in everyone:
@@ -329,14 +332,14 @@ class Going:
         self.ledger.note("abort")
         return True
 
-    def after_event(self, coordinator: Coordinator, event: Event) -> None:
+    def after_round(self, coordinator: Coordinator, round_: Round) -> None:
         worker, fault = coordinator.link.worker, self.one.fault
         if worker is None or coordinator.link.state != "up":
             return
         if isinstance(worker, ProcessWorker) and not worker.process.is_alive():
             return  # the link has not noticed yet
         if fault == "killed" or (
-            fault == "restarted" and event.stats is not None and self.chance.random() < 0.1
+            fault == "restarted" and round_.number > 0 and self.chance.random() < 0.1
         ):
             if isinstance(worker, ProcessWorker) and self.kills >= KILLS_OF_PROCESSES:
                 return
@@ -361,27 +364,28 @@ class Going:
         tally = self.tally
         for expected, one in zip(self.expected, runs, strict=True):
             tally.requests += 1
-            if one.ids != (expected.ids if one.request.finished else expected.ids[: len(one.ids)]):
+            is_whole = one.finish_reason not in (None, "cancelled")
+            if one.ids != (expected.ids if is_whole else expected.ids[: len(one.ids)]):
                 self.complain(f"ids differ: {one.ids} and not {expected.ids}")
-            for stats in one.rounds:
+            for round_ in one.rounds:
                 tally.rounds[self.one.placement] += 1
                 tally.rounds_under[self.one.fault] += 1
-                tally.drafted_rounds += stats.draft_length > 0
-                tally.accepted += stats.num_accepted
-                tally.longest_wait_s = max(tally.longest_wait_s, stats.t_draft)
-                if stats.t_draft > 2 * self.patience_s + SLACK_S:
-                    self.complain(f"a round waited {stats.t_draft:.2f} s")
-                if stats.preparation is not None:
-                    tally.readiness[stats.preparation.readiness] += 1
-                    if stats.preparation.cause is not None:
-                        tally.fallbacks[stats.preparation.cause] += 1
-                    elif not stats.draft_length:
+                tally.drafted_rounds += round_.draft_length > 0
+                tally.accepted += round_.num_accepted
+                tally.longest_wait_s = max(tally.longest_wait_s, round_.t_draft)
+                if round_.t_draft > 2 * self.patience_s + SLACK_S:
+                    self.complain(f"a round waited {round_.t_draft:.2f} s")
+                if round_.preparation is not None:
+                    tally.readiness[round_.preparation.readiness] += 1
+                    if round_.preparation.cause is not None:
+                        tally.fallbacks[round_.preparation.cause] += 1
+                    elif not round_.draft_length:
                         self.complain("a round without a draft has no cause")
         seen = {
-            stats.preparation.readiness
+            round_.preparation.readiness
             for one in runs
-            for stats in one.rounds[1:]
-            if stats.preparation is not None
+            for round_ in one.rounds[1:]
+            if round_.preparation is not None
         }
         if self.one.fault == "misses" and self.one.drafter != "model" and "hit" in seen:
             self.complain("a hit where nothing was foreseen")
@@ -389,7 +393,8 @@ class Going:
 
 def _kill(worker: Worker) -> None:
     if isinstance(worker, ProcessWorker):
-        worker.process.kill()  # signal 9; nothing where it has ended: its number may be another's by now
+        # signal 9; nothing if it has ended, when its number may be another's
+        worker.process.kill()
         worker.process.join(5.0)
     else:
         worker.kill()

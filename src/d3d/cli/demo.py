@@ -25,8 +25,8 @@ QUESTIONS = (
 
 @o.takes(o.MODEL, o.sampling("max_tokens", max_tokens=160), o.SPECULATION)
 def demo(*, choice: ModelChoice, sampling: dict[str, Any], speculation: SpeculativeChoice) -> None:
-    """Answer three questions plainly and with the drafter (by the preset's method, else serial), and
-    compare ids and times. In float32 unless --dtype says otherwise."""
+    """Answer three questions plainly and with the drafter (by the preset's method, else serial),
+    and compare ids and times. In float32 unless --dtype says otherwise."""
     from d3d.cli.console import note
     from d3d.cli.show import stream_answer
     from d3d.engine.sampling import SamplingParams

@@ -63,8 +63,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         rounded = "".join(f"; --quantize {name}" for name in device["quantize"])
         memory = f"{_gb(device['available_bytes'])} of {_gb(device['total_bytes'])} available"
         lines.append(
-            f"device     {device['name']}: {device['description']}; {memory}; {', '.join(device['dtypes'])}"
-            + rounded
+            f"device     {device['name']}: {device['description']}; {memory}; "
+            f"{', '.join(device['dtypes'])}" + rounded
         )
     lines.append(f"threads    {facts['threads']}")
     items = facts["cache"]["items"]
@@ -89,10 +89,12 @@ def _cost(entry: dict[str, Any]) -> str:
 
 def _target_lines(report: TargetReport) -> list[str]:
     lines = [
-        f"target     {report.source}: {report.num_parameters / 1e6:.0f} million parameters, {report.context} tokens of context"
+        f"target     {report.source}: {report.num_parameters / 1e6:.0f} million parameters, "
+        f"{report.context} tokens of context"
     ]
     lines += [
-        f"           {fit.device} {fit.precision}: {_gb(fit.needed_bytes)}, {'fits' if fit.fits else 'does not fit'}"
+        f"           {fit.device} {fit.precision}: {_gb(fit.needed_bytes)}, "
+        f"{'fits' if fit.fits else 'does not fit'}"
         for fit in report.fits
     ]
     return [*lines, f"advice     {report.advice}"]

@@ -141,7 +141,8 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
             if drafter["shares_target"]
             else "its own weights or cache"
         )
-        yield f"drafter    {drafter['source']}: {drafter['kind']}, blocks of {drafter['block_size']}, {shared}"
+        kind = f"{drafter['kind']}, blocks of {drafter['block_size']}, {shared}"
+        yield f"drafter    {drafter['source']}: {kind}"
     yield f"mode       {plan['mode']}"
     for name, one in plan["modes"].items():
         yield f"           {name}: " + (
@@ -155,7 +156,8 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
     if memory is None:
         yield f"memory     unknown: the target is {NOT_HERE}"
         return
-    sizes = f"target {memory['target_bytes'] / 1e9:.2f} GB, drafter {memory['drafter_bytes'] / 1e9:.2f} GB"
+    target_gb, drafter_gb = memory["target_bytes"] / 1e9, memory["drafter_bytes"] / 1e9
+    sizes = f"target {target_gb:.2f} GB, drafter {drafter_gb:.2f} GB"
     yield f"memory     {sizes}, cache {memory['cache_bytes_per_token'] / 1e3:.0f} kB a token"
 
 

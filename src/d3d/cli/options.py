@@ -3,15 +3,15 @@ config classes, so help, ranges and errors can't drift apart from what they do."
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from d3d.cli.groups import Group, option
+from d3d.cli.groups import takes as takes
 from d3d.config import METHODS, OPTION_ALIASES, OPTIONS, SpeculativeChoice, asked_method
 from d3d.engine.params import SamplingParams
 from d3d.errors import InvalidRequest
@@ -95,87 +95,6 @@ ColorOption = Annotated[
 ]
 
 
-class Group(NamedTuple):
-    """Options that a command takes as one argument."""
-
-    name: str
-    """Of the argument."""
-    parameters: tuple[inspect.Parameter, ...]
-    collect: Callable[[dict[str, Any]], Any]
-    """From the options' values to the argument."""
-
-
-def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of groups."""
-
-    def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=False).parameters.values()
-        module = inspect.getmodule(command)
-        names = vars(module) if module is not None else {}
-        shared = {group.name for group in groups}
-        kept = [
-            parameter.replace(
-                annotation=eval(parameter.annotation, dict(names))  # noqa: S307 - the module's own
-                if isinstance(parameter.annotation, str)
-                else parameter.annotation,
-                kind=inspect.Parameter.KEYWORD_ONLY,
-            )
-            for parameter in own
-            if parameter.name not in shared
-        ]
-
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            for group in groups:
-                given = {
-                    parameter.name: values.pop(parameter.name) for parameter in group.parameters
-                }
-                values[group.name] = group.collect(given)
-            command(**values)
-
-        shown = sorted(
-            [*kept, *(parameter for group in groups for parameter in group.parameters)], key=_rank
-        )
-        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-        run.__annotations__ = {}
-        return run
-
-    return with_groups
-
-
-PANELS = (
-    "Model",
-    "Speculation",
-    "Sampling",
-    None,
-    "Output",
-    "Speculation, further",
-    "Sampling, further",
-)
-"""Panels of the help, in their order; what a newcomer needs comes first."""
-
-
-def _rank(parameter: inspect.Parameter) -> int:
-    """Where the help shows an option: arguments first, then by panel."""
-    info = parameter.annotation.__metadata__[0]
-    if isinstance(info, typer.models.ArgumentInfo):
-        return -1
-    return PANELS.index(info.rich_help_panel)
-
-
-def _option(
-    name: str, kind: Any, default: Any, text: str, panel: str, *flags: str, hidden: bool = False
-) -> inspect.Parameter:
-    declarations = flags or (f"--{name.replace('_', '-')}",)
-    info = typer.Option(*declarations, help=text, rich_help_panel=panel, hidden=hidden)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
-    )
-
-
 # Sampling
 
 BASIC = ("max_tokens", "temperature", "top_p", "seed", "draft_length", "lookup")
@@ -199,7 +118,7 @@ def sampling(*names: str, **defaults: Any) -> Group:
         kind, text = REPEATED.get(name, (field.annotation, _sentence(field.description or "")))
         default = None if name in REPEATED else defaults.get(name, field.default)
         panel = "Sampling" if name in BASIC else "Sampling, further"
-        parameters.append(_option(name, kind, default, text, panel, flag))
+        parameters.append(option(name, kind, default, text, panel, flag))
     return Group("sampling", tuple(parameters), _sampling_options)
 
 
@@ -242,7 +161,7 @@ SHORT_FLAGS = {"num_denoise_steps": "--denoise-steps"}
 def _method_parameters() -> list[inspect.Parameter]:
     summaries = "; ".join(f"{name}: {config.summary}" for name, config in METHODS.items())
     text = f"{summaries}. Default: the preset's, else serial with a drafter."
-    parameters = [_option("method", str | None, None, text, "Speculation", "--method", "--mode")]
+    parameters = [option("method", str | None, None, text, "Speculation", "--method", "--mode")]
     for name, methods in OPTIONS.items():
         field = METHODS[methods[0]].model_fields[name]
         owners = [method for method in methods if method != "auto"] or list(methods)
@@ -254,12 +173,12 @@ def _method_parameters() -> list[inspect.Parameter]:
         panel = "Speculation" if name in BASIC else "Speculation, further"
         kind = {"float": float | None, "int": int | None}.get(_scalar(field.annotation), str | None)
         label = f"{', '.join(owners).capitalize()}: " if owners else ""
-        parameters.append(_option(name, kind, None, f"{label}{field.description}", panel, *flags))
+        parameters.append(option(name, kind, None, f"{label}{field.description}", panel, *flags))
     text = (
         "Method and options as JSON, in vLLM's words: method, num_speculative_tokens, model (the "
         "drafter), prompt_lookup_min, prompt_lookup_max, or any option here by name."
     )
-    return [*parameters, _option("speculative_config", str | None, None, text, "Speculation")]
+    return [*parameters, option("speculative_config", str | None, None, text, "Speculation")]
 
 
 def _scalar(annotation: Any) -> str:
@@ -364,17 +283,17 @@ _TARGET_HELP = (
 def _target_parameters(default: str | None) -> tuple[inspect.Parameter, ...]:
     text = _TARGET_HELP if default is None else f"{_TARGET_HELP} Default: {default}."
     return (
-        _option("model", str | None, None, text, "Model", "--model", "-m"),
-        _option("target", str | None, None, "Alias of --model.", "Model", hidden=True),
+        option("model", str | None, None, text, "Model", "--model", "-m"),
+        option("target", str | None, None, "Alias of --model.", "Model", hidden=True),
     )
 
 
 def _one_target(given: dict[str, Any]) -> str | None:
     """Raises InvalidRequest for two different targets, and for an empty name."""
     model, target = given["model"], given["target"]
-    for option, value in (("--model", model), ("--target", target)):
+    for flag, value in (("--model", model), ("--target", target)):
         if value is not None and not value.strip():
-            raise InvalidRequest(f"{option} is empty; name something, or leave it out")
+            raise InvalidRequest(f"{flag} is empty; name something, or leave it out")
     if model is not None and target is not None and model != target:
         raise InvalidRequest(
             f"--model {model} and --target {target} name two targets; give one of them"
@@ -404,7 +323,7 @@ MODEL = Group(
     "choice",
     (
         *_target_parameters(DEFAULT_MODEL),
-        _option(
+        option(
             "drafter",
             str | None,
             None,

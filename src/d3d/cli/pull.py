@@ -12,7 +12,8 @@ def pull(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="Presets, hub ids (org/name or org/name@revision) or .gguf files; none lists the presets.",
+            help="Presets, hub ids (org/name or org/name@revision) or .gguf files; none lists the "
+            "presets.",
         ),
     ] = None,
 ) -> None:
@@ -38,5 +39,6 @@ def _list_presets() -> None:
     for name in SHIPPED:
         found = read_preset(name)
         typer.echo(
-            f"{name}  the target of {found.target} with a drafter of its own, in {found.mode} mode (d3d show {name})"
+            f"{name}  the target of {found.target} with a drafter of its own, in {found.mode} mode "
+            f"(d3d show {name})"
         )

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from d3d.results import GenerationResult, StreamChunk
 
-LEGEND = f"{typer.style('green', fg='green')}: drafted and kept; {typer.style('bold', bold=True)}: the target's own"
+LEGEND = (
+    f"{typer.style('green', fg='green')}: drafted and kept; "
+    f"{typer.style('bold', bold=True)}: the target's own"
+)
 
 
 def stream_answer(
@@ -91,15 +94,19 @@ def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
     )
     speculation = result.speculation
     if speculation is None:
-        return f"{line}; speculation: off ({'plain mode' if has_drafter else 'no drafter was given, --drafter names one'})"
+        why = "plain mode" if has_drafter else "no drafter was given, --drafter names one"
+        return f"{line}; speculation: off ({why})"
     mode = (
         speculation.mode if speculation.choice is None else f"auto chose {speculation.choice.mode}"
     )
-    line = f"{line}; speculation: {mode}, {speculation.rounds} rounds, acceptance length {speculation.acceptance_length:.2f}"
-    if speculation.overlap is None or speculation.overlap.hit_rate is None:
-        return line
-    fallbacks = ", ".join(
-        f"{cause} {count}" for cause, count in speculation.overlap.fallbacks.items()
+    line = (
+        f"{line}; speculation: {mode}, {speculation.rounds} rounds, acceptance length "
+        f"{speculation.acceptance_length:.2f}"
     )
-    hidden = f"{line}, hit rate {speculation.overlap.hit_rate:.2f}, overlap {speculation.overlap.overlap_ratio or 0:.2f}"
+    overlap = speculation.overlap
+    if overlap is None or overlap.hit_rate is None:
+        return line
+    fallbacks = ", ".join(f"{cause} {count}" for cause, count in overlap.fallbacks.items())
+    ratio = overlap.overlap_ratio or 0
+    hidden = f"{line}, hit rate {overlap.hit_rate:.2f}, overlap {ratio:.2f}"
     return f"{hidden}, without a draft: {fallbacks}" if fallbacks else hidden

@@ -140,10 +140,17 @@ def _advice(fits: list[Fit], context: int) -> str:
     whole = [fit for fit in fits if fit.fits and fit.quantize is None]
     if whole:
         device = whole[-1].device
-        return f"it fits: --device {device} --dtype {' or '.join(fit.dtype for fit in whole if fit.device == device)}"
+        dtypes = " or ".join(fit.dtype for fit in whole if fit.device == device)
+        return f"it fits: --device {device} --dtype {dtypes}"
     if rounded := [fit for fit in fits if fit.fits]:
         return f"it fits: {rounded[-1].options}"
     roomiest = max(fits, key=lambda fit: fit.longest_context)
     if roomiest.longest_context > 0:
-        return f"it fits with at most {roomiest.longest_context} of {context} tokens of context: {roomiest.options}"
-    return "it does not fit any device here, not even with an empty context: take a smaller target, or free memory"
+        return (
+            f"it fits with at most {roomiest.longest_context} of {context} tokens of context: "
+            f"{roomiest.options}"
+        )
+    return (
+        "it does not fit any device here, not even with an empty context: take a smaller target, "
+        "or free memory"
+    )

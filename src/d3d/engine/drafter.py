@@ -56,7 +56,7 @@ class Drafter(ABC):
     def prefilled(self, seconds: float, num_tokens: int) -> None:
         """The target has read prompts of so many tokens; how long it took."""
 
-    def num_missing(self, request: Request) -> int:
+    def num_missing(self, request: Request) -> int:  # noqa: ARG002
         """Committed tokens that a draft for this request would have to compute first."""
         return 0
 

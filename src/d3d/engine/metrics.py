@@ -1,4 +1,5 @@
-"""Figures of rounds. The only place that divides: whoever reports a rate or a mean takes it from here."""
+"""Figures of rounds. The only place that divides: whoever reports a rate or a mean takes it from
+here."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ import itertools
 from typing import TYPE_CHECKING
 
 from d3d.engine.drafter import Draft
+from d3d.engine.noise import fresh_seed
 from d3d.engine.round import FinishReason, Round, RoundTimes
-from d3d.engine.sampling import SamplingParams, TokenCounts, Verdict, fresh_seed, validate_params
+from d3d.engine.sampling import SamplingParams, TokenCounts, Verdict, validate_params
 from d3d.engine.text import StopScanner
 from d3d.errors import InvalidRequest
 

@@ -10,7 +10,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 Readiness = Literal["hit", "late", "miss", "unprepared"]
 """State of the successor that a round wanted: ready in time; waited for; not among those prepared;
-none was being prepared (the first round, and rounds after one in which the worker was not asked)."""
+none was being prepared (the first round, and rounds after one in which the worker was not
+asked)."""
 
 
 class TokenLogprob(NamedTuple):

@@ -25,13 +25,13 @@ remembered, so a rejected token leaves no trace."""
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from d3d.engine.noise import uniform
 from d3d.engine.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from d3d.engine.params import SamplingParams as SamplingParams
 from d3d.engine.round import TokenLogprob
@@ -39,34 +39,6 @@ from d3d.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from d3d.engine.request import Request
-
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def _mix(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits.
-
-    `seed` is any non-negative integer, `position` the absolute index (prompt included) of the token
-    that is chosen with it. Raises ValueError for a negative one."""
-    if seed < 0 or position < 0:
-        raise ValueError(f"seed and position must not be negative, got {seed} and {position}")
-    state = _mix((seed & _MASK) + _GOLDEN & _MASK)
-    while seed := seed >> 64:
-        state = _mix((state ^ seed & _MASK) + _GOLDEN & _MASK)
-    return (_mix(state + _GOLDEN * (position + 1) & _MASK) >> 11) * 2.0**-53
-
-
-def fresh_seed() -> int:
-    """An unpredictable seed below 2**53, which JSON readers keep exactly."""
-    return secrets.randbits(53)
-
 
 _NUCLEUS_WIDTH = 1024
 """Best tokens among which the top-p set is looked for before all are sorted."""
@@ -93,7 +65,8 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(
-                    f"{name}: token id {token_id} is not in the target's vocabulary, use ids from 0 to {vocab_size - 1}"
+                    f"{name}: token id {token_id} is not in the target's vocabulary, use ids from "
+                    f"0 to {vocab_size - 1}"
                 )
 
 

@@ -1,4 +1,5 @@
-"""What target and drafter did when, as a Chrome trace (opens in Perfetto): written and read back."""
+"""What target and drafter did when, as a Chrome trace (opens in Perfetto): written and read
+back."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def read_trace(path: Path) -> list[Round]:
         raise InvalidRequest(f"{path} can't be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InvalidRequest(
-            f"{path} is no JSON file, or a damaged one ({error}); write it again with `d3d generate --trace`"
+            f"{path} is no JSON file, or a damaged one ({error}); write it again with `d3d "
+            "generate --trace`"
         ) from error
     return _TraceReader(path).rounds(trace)
 
@@ -103,7 +105,8 @@ class _TraceReader:
         )
         if not checks and not waits:
             raise InvalidRequest(
-                f"{self._path} holds no round: an answer of one token, or no trace of d3d; take a longer answer"
+                f"{self._path} holds no round: an answer of one token, or no trace of d3d; take a "
+                "longer answer"
             )
         if sorted(checks) != list(range(len(checks))) or waits.keys() != checks.keys():
             self._refuse("its rounds are not complete")
@@ -178,5 +181,6 @@ class _TraceReader:
 
     def _refuse(self, why: str) -> NoReturn:
         raise InvalidRequest(
-            f"{self._path} is no trace that d3d wrote, or a damaged one: {why}; `d3d generate --trace` writes one"
+            f"{self._path} is no trace that d3d wrote, or a damaged one: {why}; `d3d generate "
+            "--trace` writes one"
         )

@@ -1,5 +1,5 @@
-"""What this machine's passes cost: measured once per machine, model, dtype and thread count, and kept
-in the cache with what they were measured on (`d3d doctor` shows them)."""
+"""What this machine's passes cost: measured once per machine, model, dtype and thread count, and
+kept in the cache with what they were measured on (`d3d doctor` shows them)."""
 
 from __future__ import annotations
 

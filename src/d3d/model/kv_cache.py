@@ -220,7 +220,12 @@ class PassThrough:
     """No memory: a pass sees its own rows only, and gradients flow."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self,
+        layer: int,  # noqa: ARG002 - the protocol's
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
     ) -> Tensor:
         return attend(query, key, value, mask)
 
@@ -247,7 +252,12 @@ class SideBySide:
         self._num_clean = sum(share.num_clean for share in shares)
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,  # noqa: ARG002 - each share has its own
     ) -> Tensor:
         _, heads, rows, head_dim = query.shape
         out = query.new_empty(1, rows, heads * head_dim)

@@ -134,7 +134,8 @@ class LayerTensors:
         tensor = self._tensors.pop(full)
         if not tensor.is_floating_point():
             raise InvalidCheckpoint(
-                f"tensor {full} holds {tensor.dtype}, not floats; use the model's bfloat16 release or a GGUF file"
+                f"tensor {full} holds {tensor.dtype}, not floats; use the model's bfloat16 release "
+                "or a GGUF file"
             )
         if tensor.shape != shape:
             raise InvalidCheckpoint(
@@ -186,7 +187,8 @@ class Transformer(nn.Module):
             head = top.take("lm_head.weight", config.vocab_size, config.hidden_size)
             if config.tied and not torch.equal(head, embedding):
                 raise InvalidCheckpoint(
-                    "lm_head.weight differs from the embedding that the config ties it to; set tie_word_embeddings to false"
+                    "lm_head.weight differs from the embedding that the config ties it to; set "
+                    "tie_word_embeddings to false"
                 )
             self.head = Linear(head)
         if config.tied:
@@ -308,7 +310,8 @@ def _refuse_left_over(
     ]
     if left:
         raise InvalidCheckpoint(
-            f"{len(left)} tensors of the checkpoint have no place in a {config.family} decoder of this config, for example {left[0]}"
+            f"{len(left)} tensors of the checkpoint have no place in a {config.family} decoder of "
+            f"this config, for example {left[0]}"
         )
 
 

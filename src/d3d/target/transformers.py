@@ -110,7 +110,8 @@ def refuse_what_cannot_be_rewound(config: PretrainedConfig) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise InvalidCheckpoint(
-            f"model type {kind!r} is an encoder with a decoder, not a causal language model; take a decoder-only model"
+            f"model type {kind!r} is an encoder with a decoder, not a causal language model; take "
+            "a decoder-only model"
         )
     try:
         with quiet_transformers(), torch.device("meta"):
@@ -118,11 +119,13 @@ def refuse_what_cannot_be_rewound(config: PretrainedConfig) -> None:
             layers = DynamicCache(config=config).layers
     except (ValueError, ImportError, KeyError, AttributeError, TypeError) as error:
         raise InvalidCheckpoint(
-            f"model type {kind!r} is no causal language model that transformers can build: {first_line(error)}"
+            f"model type {kind!r} is no causal language model that transformers can build: "
+            f"{first_line(error)}"
         ) from error
     if getattr(model, "_is_stateful", False):
         raise InvalidCheckpoint(
-            f"model type {kind!r} keeps a running state (state-space or recurrent layers), which can't be rewound"
+            f"model type {kind!r} keeps a running state (state-space or recurrent layers), which "
+            "can't be rewound"
         )
     causal = [
         module.is_causal
@@ -131,7 +134,8 @@ def refuse_what_cannot_be_rewound(config: PretrainedConfig) -> None:
     ]
     if causal and not any(causal):
         raise InvalidCheckpoint(
-            f"model type {kind!r} is an encoder, whose tokens see those behind them; take a causal language model"
+            f"model type {kind!r} is an encoder, whose tokens see those behind them; take a causal "
+            "language model"
         )
     odd = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
     if odd:
@@ -145,7 +149,8 @@ def refuse_what_cannot_be_rewound(config: PretrainedConfig) -> None:
         )
     if _cache_argument(model) is None:
         raise InvalidCheckpoint(
-            f"model type {kind!r} keeps no cache of keys and values, so every token would cost a whole pass"
+            f"model type {kind!r} keeps no cache of keys and values, so every token would cost a "
+            "whole pass"
         )
 
 
@@ -162,7 +167,8 @@ def _load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     missing = sorted(about["missing_keys"])
     if missing:
         raise InvalidCheckpoint(
-            f"{path} lacks {len(missing)} tensors of its model, for example {missing[0]}; fetch the model again"
+            f"{path} lacks {len(missing)} tensors of its model, for example {missing[0]}; fetch "
+            "the model again"
         )
     loaded: PreTrainedModel = model
     return loaded

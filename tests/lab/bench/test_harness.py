@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import d3d
-from d3d.config import MODES
+from d3d.config import METHODS
 from d3d.errors import InvalidRequest
 from d3d.lab.bench.answers import MethodOptions, Question, Sampling, Setting, TimedAnswer
 from d3d.lab.bench.harness import Benchmark, BenchPlan
@@ -22,7 +22,7 @@ from d3d.lab.bench.prompt_sets import read_set
 from d3d.lab.bench.results import read_provenance
 from d3d.lab.bench.rows import Row, append_rows, read_rows
 
-NAMES = ("serial", "lookup", "draft_model")
+NAMES = ("serial", "ngram", "draft_model")
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_finished_run_measures_nothing_and_more_may_be_added(
     before = (plan.directory / "results.jsonl").read_bytes()
     run(plan, model, ["serial"])
     assert (plan.directory / "results.jsonl").read_bytes() == before
-    rows = run(replace(plan, draft_lengths=(2, 3)), model, ["serial", "lookup"])
+    rows = run(replace(plan, draft_lengths=(2, 3)), model, ["serial", "ngram"])
     assert (plan.directory / "results.jsonl").read_bytes().startswith(before)
     assert len(rows) == 4 * (1 + 2 + 2)
 
@@ -328,7 +328,9 @@ def test_methods_that_need_a_drafter_say_so(tiny_target: Path) -> None:
 def test_peers_take_no_batches_and_drafts_have_an_end(plan: BenchPlan, model: d3d.Model) -> None:
     with pytest.raises(InvalidRequest, match="one prompt at a time"):
         bench(replace(plan, batches=(2,)), model, ["transformers"])
-    with pytest.raises(InvalidRequest, match="above what serial can draft, 6"):
+    with pytest.raises(
+        InvalidRequest, match="7 is not within 1 and the most that the drafter can draft, 6"
+    ):
         bench(replace(plan, draft_lengths=(7,)), model, ["serial"])
 
 
@@ -339,10 +341,10 @@ def test_every_mode_takes_part_with_the_times_of_its_rounds_alone_and_in_batches
         rows = run(
             replace(plan, directory=plan.directory.with_name(f"batch{batch}"), batches=(batch,)),
             model,
-            list(MODES),
+            list(METHODS),
         )
         plain = {row.prompt_id: row.token_ids for row in rows if row.method == "plain"}
-        for mode in MODES[1:]:
+        for mode in list(METHODS)[1:]:
             mine = [row for row in rows if row.method == mode]
             assert {row.prompt_id: row.token_ids for row in mine} == plain
             assert all(row.acceptance is not None and row.acceptance.each_round for row in mine)

@@ -62,7 +62,7 @@ def test_another_token_is_a_mistake(target: NativeTarget, sampling: str, positio
 
 def test_the_gap_is_what_the_other_token_lacks(target: NativeTarget) -> None:
     ids = run(target, max_tokens=LENGTH).ids
-    (logits,) = target.open(1, 100).forward([PROMPT + ids[:4]], last_only=True)
+    logits = NativeTarget(target.model).forward([0], [PROMPT + ids[:4]], last_only=True)[0].logits()
     order = logits[0].argsort(descending=True).tolist()
     for rank in (1, 2, 50):
         found = compared(target, ids, swapped(ids, 4, order[rank]))
@@ -91,14 +91,11 @@ def test_two_equal_rows_of_the_head_make_a_tie(
 
 def test_a_sample_on_the_border_may_fall_on_the_neighbour_only(target: NativeTarget) -> None:
     params = {"temperature": 1.0, "seed": 7}
-    (logits,) = target.open(1, 100).forward([PROMPT], last_only=True)
-    sequence = Request(PROMPT, SamplingParams(**params), seed=7)
+    logits = NativeTarget(target.model).forward([0], [PROMPT], last_only=True)[0].logits()
+    request = Request(PROMPT, SamplingParams(**params), seed=7)
     ids = run(target, max_tokens=3, **params).ids
-    gaps = {
-        token: choice_gap(logits, sequence, frozenset(), token)
-        for token in range(target.vocab_size)
-    }
-    nearest = choice_gap(logits, sequence, frozenset())
+    gaps = {token: choice_gap(logits, request, token) for token in range(target.vocab_size)}
+    nearest = choice_gap(logits, request)
     assert 0 < ids[0] < target.vocab_size - 1, "the test needs a neighbour on both sides"
     assert gaps.pop(ids[0]) == 0.0
     assert min(gaps.values()) == pytest.approx(nearest)

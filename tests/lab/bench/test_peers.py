@@ -39,7 +39,7 @@ def question(model: d3d.Model) -> Question:
 @pytest.fixture(scope="module")
 def plain(model: d3d.Model, question: Question) -> TimedAnswer:
     return answer_together(
-        model, model.decoding("plain", ModeOptions()), [question], SETTING, Sampling()
+        model, model.built(model.config(method="plain")), [question], SETTING, Sampling()
     )[0]
 
 

@@ -46,7 +46,7 @@ def test_shorter_drafts_keep_their_own_tokens_at_most() -> None:
     assert short.histogram == (4, 6)
     assert short.acceptance_length == pytest.approx(1.6)
     assert trace.shortened(3) is trace
-    with pytest.raises(InvalidRequest, match="draft length"):
+    with pytest.raises(InvalidRequest, match="draft_length"):
         trace.shortened(4)
 
 

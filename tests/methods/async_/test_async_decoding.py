@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from d3d.engine.drafter import Draft
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.async_.preparer import Preparer
 from d3d.target.native import NativeTarget
@@ -24,11 +23,13 @@ from support.async_runs import (
     async_drafter,
     causes,
     coordinating,
+    decode,
     notes,
     preparations,
     readiness,
     rehearsed,
 )
+from support.doubles import PreparingDouble, faulty, foresees, oracle
 from support.drafters import EVERY_KIND, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
 
@@ -92,7 +93,7 @@ def test_ids_equal_plain_with_a_drafter_of_every_kind(
         drafter = async_drafter(coordinator, draft_length=block_size, outcome_budget=budget)
         together = run_all(target, drafter, six(target, **params)[:3], block_size)
     assert [one.ids for one in together] == [one.ids for one in expected]
-    assert sum(sum(stats.draft_length for stats in one.rounds) for one in together) > 100
+    assert sum(sum(round_.draft_length for round_ in one.rounds) for one in together) > 100
     assert not any(one.faults for one in together)
 
 
@@ -105,7 +106,7 @@ def test_a_drafter_whose_clean_rows_are_the_targets_keeps_every_draft_of_one_tok
         drafter = async_drafter(coordinator, draft_length=1, outcome_budget=40)
         one = run(Unhurried(target, coordinator), drafter, max_tokens=40, draft_length=1)
     assert one.ids == run(target, max_tokens=40).ids
-    assert all(stats.num_accepted == 1 for stats in one.rounds[:-1])
+    assert all(round_.num_accepted == 1 for round_ in one.rounds[:-1])
     assert {"hit", "miss"} <= set(readiness(one)[1:]), (
         "40 of 97 guesses of a bonus token, by slots that were never trained"
     )
@@ -133,7 +134,7 @@ def test_random_delays_change_nothing(
     assert {"late", "slow"} & {cause for one in runs for cause in causes(one)}, (
         "some answers must have come too late"
     )
-    assert any(stats.num_accepted for one in runs for stats in one.rounds)
+    assert any(round_.num_accepted for one in runs for round_ in one.rounds)
 
 
 def test_when_the_verdict_was_foreseen_in_time_every_round_is_a_hit(target: NativeTarget) -> None:
@@ -169,7 +170,8 @@ def test_after_a_miss_bonus_only_goes_on_without_a_draft_and_draft_now_with_one(
         assert one.ids == expected.ids
         assert set(readiness(one)) == {"unprepared", "miss"}
         assert not any(prepared.fitted for prepared in preparations(one))
-        drafted = [stats.draft_length > 0 for stats in one.rounds if stats.preparation is not None]
+        wanted = [round_ for round_ in one.rounds if round_.preparation is not None]
+        drafted = [round_.draft_length > 0 for round_ in wanted]
         assert all(drafted) if miss_policy == "draft_now" else not any(drafted)
         assert set(causes(one)) == (set() if miss_policy == "draft_now" else {"miss", "unprepared"})
 
@@ -187,18 +189,17 @@ def test_a_worker_that_ends_at_any_round_costs_speed_only(
         with coordinating(lambda: double, restarts=restarts) as coordinator:
             drafter = async_drafter(coordinator)
             one = make(target, max_tokens=60, **SAMPLING["hot"])
-            for event in decode(target, drafter, [one.request], 8):
-                one.events.append(event)
+            for _ in decode(target, drafter, [one]):
                 if len(one.events) == at_round + 1 and coordinator.link.worker is not None:
                     coordinator.link.worker.kill()
             if restarts:  # a later request drafts again, and so did this one
                 again = run(target, drafter, max_tokens=60, draft_length=8, **SAMPLING["hot"])
-                assert sum(stats.num_accepted for stats in again.rounds) > 20
+                assert sum(round_.num_accepted for round_ in again.rounds) > 20
         assert one.ids == expected.ids
         assert notes(one) == ["the draft thread died"]
         assert set(causes(one)) <= {"dead"}
         if not restarts:
-            assert all(stats.draft_length == 0 for stats in one.rounds[at_round + 1 :])
+            assert all(round_.draft_length == 0 for round_ in one.rounds[at_round + 1 :])
 
 
 def test_a_kill_at_every_round_costs_speed_only(target: NativeTarget) -> None:
@@ -206,8 +207,7 @@ def test_a_kill_at_every_round_costs_speed_only(target: NativeTarget) -> None:
     double = rehearsed([expected.token_ids], wrong=0.3)
     with coordinating(lambda: double, restarts=1000) as coordinator:
         one = make(target, max_tokens=80)
-        for event in decode(target, async_drafter(coordinator), [one.request], 8):
-            one.events.append(event)
+        for _ in decode(target, async_drafter(coordinator), [one]):
             assert coordinator.link.worker is not None
             coordinator.link.worker.kill()
             coordinator.ensure_worker()
@@ -224,7 +224,7 @@ def test_a_worker_that_raises_is_asked_again_and_at_last_no_more(target: NativeT
     with coordinating(lambda: rehearsed([expected.token_ids], raising=1.0)) as coordinator:
         always = run(target, async_drafter(coordinator), max_tokens=120, draft_length=8)
     assert now_and_then.ids == always.ids == expected.ids
-    assert sum(stats.num_accepted for stats in now_and_then.rounds) > 30
+    assert sum(round_.num_accepted for round_ in now_and_then.rounds) > 30
     assert notes(always) == ["the draft worker failed: RuntimeError: told to fail"] * 3
     assert set(causes(always)) == {"failed"}
 
@@ -256,16 +256,8 @@ def test_a_worker_that_hangs_is_waited_for_once_and_then_replaced(target: Native
 
 
 def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeTarget) -> None:
-    class Faulty:
-        block_size = 4
-
-        def open(self, capacity: int, outcome_budget: int) -> Faulty:
-            return self
-
-        def draft(self, text: list[int], draft_length: int) -> Draft:
-            return Draft(fault="told to be faulty")
-
-    with coordinating(Faulty) as coordinator:  # type: ignore[arg-type]
+    faulty_double = PreparingDouble(faulty(oracle(4, [])), foresees([]))
+    with coordinating(lambda: faulty_double) as coordinator:
         one = run(target, async_drafter(coordinator), max_tokens=30, draft_length=4)
         assert coordinator.num_sequences == 0
     assert one.ids == run(target, max_tokens=30).ids
@@ -312,10 +304,10 @@ def test_memory_is_flat_over_many_requests(target: NativeTarget) -> None:
         tracemalloc.start()
         for _ in range(3):
             for _ in range(40):
-                events = decode(target, drafter, [make(target, max_tokens=12).request], 8)
-                next(events)
-                next(events)
-                events.close()  # every other request is given up
+                rounds = decode(target, drafter, [make(target, max_tokens=12)])
+                next(rounds)
+                next(rounds)
+                rounds.close()  # every other request is given up
                 run(target, drafter, max_tokens=12, draft_length=8)
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
@@ -342,18 +334,13 @@ def test_the_first_token_waits_for_no_draft(target: NativeTarget) -> None:
     expected = run(target, max_tokens=20)
     with coordinating(lambda: rehearsed([expected.token_ids], hangs_at=0)) as coordinator:
         coordinator.link.worker.thread.may_stay = True  # type: ignore[union-attr]
-        events = decode(
-            target,
-            async_drafter(coordinator, patience_s=0.5),
-            [make(target, max_tokens=20).request],
-            8,
+        rounds = decode(
+            target, async_drafter(coordinator, patience_s=0.5), [make(target, max_tokens=20)]
         )
         started = time.perf_counter()
-        next(events)
+        next(rounds)
         assert time.perf_counter() - started < 0.3
-        assert [
-            token_id for event in events for token_id in event.verdict.token_ids
-        ] == expected.ids[1:]
+        assert [token_id for round_ in rounds for token_id in round_.token_ids] == expected.ids[1:]
 
 
 def test_late_results_of_an_aborted_request_are_dropped(target: NativeTarget) -> None:
@@ -361,10 +348,10 @@ def test_late_results_of_an_aborted_request_are_dropped(target: NativeTarget) ->
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.2, delay_s=0.01)) as coordinator:
         drafter = async_drafter(coordinator)
         for prompt in PROMPTS:
-            events = decode(target, drafter, [make(target, prompt, max_tokens=60).request], 8)
-            next(events)
-            next(events)
-            events.close()
+            rounds = decode(target, drafter, [make(target, prompt, max_tokens=60)])
+            next(rounds)
+            next(rounds)
+            rounds.close()
         assert coordinator.num_sequences == 0
         one = run(target, drafter, PROMPTS[0], max_tokens=60, draft_length=8)
         assert one.ids == expected[0].ids
@@ -377,16 +364,11 @@ def test_two_interleaved_requests_do_not_meet(target: NativeTarget) -> None:
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.2, hits=0.8)) as coordinator:
         drafter = async_drafter(coordinator)
         runs = six(target, max_tokens=60)
-        going = [(one, decode(target, drafter, [one.request], 8)) for one in runs]
+        going = [decode(target, drafter, [one]) for one in runs]
         while going:
-            for one, events in list(going):
-                event = next(events, None)
-                if event is None:
-                    going.remove((one, events))
-                else:
-                    one.events.append(event)
+            going = [rounds for rounds in going if next(rounds, None) is not None]
     assert [one.ids for one in runs] == [one.ids for one in expected]
-    assert all(sum(stats.num_accepted for stats in one.rounds) > 20 for one in runs)
+    assert all(sum(round_.num_accepted for round_ in one.rounds) > 20 for one in runs)
 
 
 def test_requests_of_several_threads_do_not_meet(target: NativeTarget) -> None:
@@ -394,9 +376,12 @@ def test_requests_of_several_threads_do_not_meet(target: NativeTarget) -> None:
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.2, hits=0.8)) as coordinator:
         drafter = async_drafter(coordinator)
         runs = six(target, max_tokens=60)
-        threads = [
-            threading.Thread(target=run_all, args=(target, drafter, [one], 8)) for one in runs
-        ]
+
+        def decode_alone(one: Run) -> None:
+            for _ in decode(NativeTarget(target.model), drafter, [one]):
+                pass
+
+        threads = [threading.Thread(target=decode_alone, args=(one,)) for one in runs]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -88,8 +88,8 @@ def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None
     plain = model.generate(PROMPT, mode="plain", **LONG)
     whole = model.generate(PROMPT, mode="async", placement="processes", **LONG)
     assert whole.token_ids == plain.token_ids
-    assert sum(stats.draft_length for stats in whole.rounds) > 0
-    worker = model._running["processes"].coordinator.link.worker
+    assert sum(round_.draft_length for round_ in whole.rounds) > 0
+    worker = model.parts.workers["processes"].coordinator.link.worker
     assert isinstance(worker, ProcessWorker)
     pid = worker.process.pid
     assert pid is not None
@@ -107,8 +107,8 @@ def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None
     assert last.to_dict()["speculation"]["fallbacks"]["dead"] > 0
     again = model.generate(PROMPT, mode="async", placement="processes", **LONG)
     assert again.token_ids == plain.token_ids
-    assert sum(stats.draft_length for stats in again.rounds) > 0
-    worker = model._running["processes"].coordinator.link.worker
+    assert sum(round_.draft_length for round_ in again.rounds) > 0
+    worker = model.parts.workers["processes"].coordinator.link.worker
     assert isinstance(worker, ProcessWorker)
     model.close()
     assert not psutil.pid_exists(worker.process.pid or 0)
@@ -118,16 +118,16 @@ def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None
     ("options", "words"),
     [
         ({"mode": "async", "placement": "streams"}, "CUDA"),
-        ({"mode": "async", "placement": "cellar"}, "not one of thread, processes"),
-        ({"mode": "async", "miss_policy": "guess"}, "not one of draft_now, bonus_only"),
+        ({"mode": "async", "placement": "cellar"}, "placement: 'cellar' should be 'thread'"),
+        ({"mode": "async", "miss_policy": "guess"}, "should be 'draft_now' or 'bonus_only'"),
         ({"mode": "async", "outcomes": 0}, "outcomes: 0"),
         ({"mode": "async", "outcomes": 257}, "outcomes: 257"),
-        ({"mode": "async", "draft_length": 7}, "draft length: 7"),
-        ({"mode": "async", "num_denoise_steps": 1}, "denoise steps: async"),
-        ({"mode": "async", "rows": 8}, "rows: async"),
-        ({"mode": "serial", "outcomes": 4}, "outcomes: serial"),
-        ({"mode": "fused", "miss_policy": "draft_now"}, "miss policy: fused"),
-        ({"mode": "plain", "placement": "thread"}, "placement: plain"),
+        ({"mode": "async", "draft_length": 7}, "draft_length: 7"),
+        ({"mode": "async", "num_denoise_steps": 1}, "num_denoise_steps: method async"),
+        ({"mode": "async", "rows": 8}, "rows: method async"),
+        ({"mode": "serial", "outcomes": 4}, "outcomes: method serial"),
+        ({"mode": "fused", "miss_policy": "draft_now"}, "miss_policy: method fused"),
+        ({"mode": "plain", "placement": "thread"}, "placement: method plain"),
     ],
     ids=str,
 )
@@ -148,12 +148,12 @@ def test_a_drafter_that_is_loaded_again_is_as_quick_as_the_first(
     assert any(isinstance(one, Linear) and one.merged is not None for one in again.model.modules())
     assert again.model._draft_head is not None
     here = PackedDrafter(original, target.vocab_size)
-    assert again.open(60, 4).draft(text(9), 5) == here.open(60, 4).draft(text(9), 5)
+    assert again.open(4).draft(text(9), 5) == here.open(4).draft(text(9), 5)
 
 
 def test_a_drafter_without_files_can_not_go_to_a_process(model: Model) -> None:
     with pytest.raises(InvalidRequest, match="loaded from a checkpoint"):
-        replace(model, drafter_path=None, _running={}).stream(
+        Model(replace(model.parts, drafter_path=None, workers={})).stream(
             PROMPT, mode="async", placement="processes"
         )
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from d3d.engine.clock import RENEWED_S, EventClock, PassClock, ProcessorClock, Stopwatch
-from d3d.engine.drafter import Draft
 from d3d.engine.metrics import overlap
 from d3d.errors import Disconnected, InvalidRequest
-from d3d.methods.async_.messages import Drafted, Failed, Open, Ready
+from d3d.methods.async_.messages import Drafted, DraftNow, Failed, Open, Ready
 from d3d.methods.async_.placement import check_placement, default_placement, other_device
 from d3d.methods.async_.workers import ThreadWorker
 from d3d.target.native import NativeTarget
@@ -93,19 +92,14 @@ def test_a_stopwatch_has_no_span_before_a_pass_has_ended() -> None:
 
 
 def test_a_rounds_verification_is_where_the_device_says_it_was(
-    target: NativeTarget, monkeypatch: pytest.MonkeyPatch
+    target: NativeTarget,
 ) -> None:
-    def open_timed(num_sequences: int, capacity: int) -> object:
-        session = type(target).open(target, num_sequences, capacity)
-        session._stopwatch = Stopwatch(_Counting())
-        return session
-
-    engine = NativeTarget(target.model)
-    object.__setattr__(engine, "open", open_timed)
-    one = run(engine, max_tokens=4)
-    assert [stats.device_span for stats in one.rounds] == [(2.0, 3.0), (4.0, 5.0), (6.0, 7.0)]
+    timed = NativeTarget(target.model)
+    timed._stopwatch = Stopwatch(_Counting())
+    one = run(timed, max_tokens=4)
+    assert [round_.device_span for round_ in one.rounds] == [(2.0, 3.0), (4.0, 5.0), (6.0, 7.0)]
     assert overlap(one.rounds, 1).t_verify_s == 1.0
-    assert [stats.device_span for stats in run(target, max_tokens=4).rounds] == [None] * 3
+    assert [round_.device_span for round_ in run(target, max_tokens=4).rounds] == [None] * 3
 
 
 class _Counting:
@@ -145,9 +139,9 @@ def test_a_worker_works_within_its_setting_and_by_its_clock(target: NativeTarget
     assert one.ids == expected.ids
     passes = [
         span
-        for stats in one.rounds
-        if stats.preparation is not None
-        for span in stats.preparation.passes
+        for round_ in one.rounds
+        if round_.preparation is not None
+        for span in round_.preparation.passes
     ]
     assert passes[0] == (0.0, 1.0)
     assert within == ["in d3d-draft-worker", "out"]
@@ -180,8 +174,8 @@ def test_a_worker_whose_loading_is_cut_off_leaves_nobody_waiting() -> None:
 def test_the_processors_clock_is_what_a_plain_thread_goes_by() -> None:
     worker = ThreadWorker(lambda: rehearsed([[1, 2, 3, 4]]))
     assert isinstance(worker.transport.receive(5), Ready)
-    worker.transport.send(Open(0, 10, 2))
-    worker.transport.send(Draft(0, 0, 0, (1,), 2))
+    worker.transport.send(Open(0, 2))
+    worker.transport.send(DraftNow(0, 0, 0, (1,), 2))
     answer = worker.transport.receive(5)
     assert isinstance(answer, Drafted)
     assert answer.started <= answer.ended
@@ -189,7 +183,7 @@ def test_the_processors_clock_is_what_a_plain_thread_goes_by() -> None:
     worker.wait(5)
 
 
-# AutoReport and refusals
+# Choice and refusals
 
 
 @pytest.fixture

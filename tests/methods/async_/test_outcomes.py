@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from d3d.methods.async_.outcomes import Doubt, Outcome, Place, likely_outcomes, within_budget
+from d3d.methods.async_.outcomes import PRIOR, Doubt, Outcome, Place, likely_outcomes, within_budget
 
 PLACES = [
     Place((1, 2, 3), (0.7, 0.2, 0.1)),
@@ -97,9 +97,7 @@ def test_doubt_that_means_nothing_moves_an_outcome_behind_those_that_accept_the_
     ), "no slot is meant"
 
 
-def test_a_token_that_is_not_the_best_of_a_clean_row_is_the_surer_rejected_the_less_its_doubt_means() -> (
-    None
-):
+def test_the_less_doubt_means_the_surer_is_a_token_rejected_that_is_not_a_rows_best() -> None:
     places = [Place((2, 1, 3), (0.36, 0.35, 0.29)), Place((7,), (1.0,))]
     assert likely_outcomes([1], places, 3) == [Outcome(0, 2), Outcome(1, 7), Outcome(0, 3)]
     assert likely_outcomes([1], places, 3, num_clean=2, doubt=0.2) == [
@@ -154,7 +152,6 @@ def test_tokens_behind_a_rejection_or_not_decided_yet_teach_nothing(
 ) -> None:
     doubt = Doubt()
     doubt.learn([math.exp(-0.5), math.exp(-0.25), math.exp(-0.125)], kept, seen)
-    assert doubt.expected == pytest.approx(PRIOR + expected)
-    assert doubt.rejected == PRIOR + rejected
+    assert doubt.weight == pytest.approx((PRIOR + rejected) / (PRIOR + expected))
     doubt.learn([0.0], 0, 1)
     assert math.isfinite(doubt.weight)

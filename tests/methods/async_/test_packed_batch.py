@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from d3d.engine.drafter import Draft
+from d3d.methods.async_ import packed_pass
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 from d3d.methods.async_.preparer import DraftTask, PrepareTask
@@ -40,7 +41,7 @@ ASKED: list[Asked] = [
 
 
 def open_sessions(drafter: PackedDrafter) -> list[PackedSession]:
-    return [drafter.open(120, 8) for _ in ASKED]
+    return [drafter.open(8) for _ in ASKED]
 
 
 def further(round_id: int, asked: Asked) -> Asked:
@@ -106,7 +107,6 @@ def test_slots_that_pass_layers_by_do_so_in_a_shared_pass_too(
 
 def check(model: DrafterModel, seen: dict[str, list[Any]]) -> None:
     drafter = PackedDrafter(model, 97)
-    assert isinstance(drafter, JointPreparer)
     together, alone = open_sessions(drafter), open_sessions(drafter)
     asked = list(ASKED)
     for round_id in range(3):
@@ -184,15 +184,15 @@ def test_what_can_not_be_drafted_costs_the_others_nothing() -> None:
     )
     texts = [[3, 4, 5], [3, 60], [1 + number % 40 for number in range(40)], [9, 8]]
     first, unknown, long, other = drafter.draft_together(
-        [DraftTask(drafter.open(60, 4), known, 4) for known in texts]
+        [DraftTask(drafter.open(4), known, 4) for known in texts]
     )
-    assert [first, other] == [drafter.open(60, 4).draft(known, 4) for known in (texts[0], texts[3])]
+    assert [first, other] == [drafter.open(4).draft(known, 4) for known in (texts[0], texts[3])]
     assert "ids below 50" in str(unknown.fault)
     assert long == Draft()
     nothing = drafter.prepare_together(
         [
-            PrepareTask(drafter.open(60, 4), [3, 4], [5], [], 4),
-            PrepareTask(drafter.open(60, 4), [3, 4], [5], [Outcome(1, 2)], 0),
+            PrepareTask(drafter.open(4), [3, 4], [5], [], 4),
+            PrepareTask(drafter.open(4), [3, 4], [5], [Outcome(1, 2)], 0),
         ]
     )
     assert nothing == [{}, {}]
@@ -202,9 +202,7 @@ def test_what_can_not_be_drafted_costs_the_others_nothing() -> None:
 def test_a_task_that_is_no_task_is_refused() -> None:
     drafter = PackedDrafter(tiny_drafter(), 97)
     with pytest.raises(ValueError, match="no outcome of a draft of 1 tokens"):
-        drafter.prepare_together(
-            [PrepareTask(drafter.open(60, 4), [3, 4], [5], [Outcome(2, 1)], 4)]
-        )
+        drafter.prepare_together([PrepareTask(drafter.open(4), [3, 4], [5], [Outcome(2, 1)], 4)])
 
 
 def test_a_pass_alone_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,5 +217,5 @@ def test_a_pass_alone_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> Non
         return hidden(self, x, positions, mask, *rest)
 
     monkeypatch.setattr(Transformer, "hidden", watch)
-    PackedDrafter(tiny_drafter(), 97).open(60, 4).draft([3, 4], 4)
+    PackedDrafter(tiny_drafter(), 97).open(4).draft([3, 4], 4)
     assert [mask is None for mask in masks] == [False]

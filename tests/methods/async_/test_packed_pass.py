@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from d3d.methods.async_ import packed_pass
 from d3d.methods.async_.outcomes import Doubt, Outcome
 from d3d.methods.async_.packed_layout import PackedRows, packed_rows
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
@@ -16,7 +17,7 @@ from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.layout import MASKED
 from d3d.model.masks.dense import elementwise
 from d3d.model.masks.rules import packed_rules, union
-from support.drafters import block_logits, every_kind, text, tiny_drafter
+from support.drafters import block_logits, every_kind, request, text, tiny_drafter
 from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
@@ -33,8 +34,8 @@ OUTCOMES = [
 every_scope = pytest.mark.parametrize("scope", ["slots", "all", None])
 
 
-def open_session(model: DrafterModel, budget: int = 16, capacity: int = 200) -> PackedSession:
-    return PackedDrafter(model, 97).open(capacity, budget)
+def open_session(model: DrafterModel, budget: int = 16) -> PackedSession:
+    return PackedDrafter(model, 97).open(budget)
 
 
 def after(token_ids: list[int], draft: list[int], outcome: Outcome) -> list[int]:
@@ -93,16 +94,16 @@ def test_over_many_rounds_the_ids_are_those_of_a_drafter_that_waits_for_the_verd
     kind: Kind, scope: str | None
 ) -> None:
     model = with_head(tiny_drafter(scope=scope, previous_token_width=8, **kind))
-    waiting = BlockDrafter(model, 97).open(1, 300)
+    waiting = BlockDrafter(model, 97)
     session = open_session(model)
-    one = sequence(text(9))
+    one = request(text(9))
     draft = session.draft(one.token_ids, 6).token_ids
     for number in range(12):
-        assert draft == waiting.draft([one], [6])[0].token_ids
+        assert draft == waiting.propose([one])[0].token_ids
         outcomes = session.likely_outcomes(one.token_ids, draft, 12)
         blocks = session.prepare(one.token_ids, draft, outcomes, 6)
         verdict = outcomes[number % len(outcomes)]
-        one.commit([*draft[: verdict.num_accepted], verdict.bonus_token])
+        one.token_ids += [*draft[: verdict.num_accepted], verdict.bonus_token]
         draft = blocks[verdict].token_ids
     assert len(one) > 20
 
@@ -123,7 +124,7 @@ def test_the_dense_mask_equals_the_rule_applied_to_one_pair_at_a_time(
     kind: Kind, cached: int
 ) -> None:
     config = tiny_drafter(**kind).config
-    layout = packed_rows(config, cached, text(9), DRAFT, OUTCOMES, 5)
+    layout = packed_rows(config, cached, text(9), DRAFT, OUTCOMES, 5).layout
     rows = layout.rows[0]
     rule = union(packed_rules(config.block_attention))
     assert torch.equal(layout.mask[0, :, cached:], elementwise(rule, rows, rows))
@@ -136,7 +137,8 @@ def test_who_sees_whom_is_what_the_definition_says(attention: str) -> None:
     """Text 0..3, draft at 4 and 5; branch a behind one drafted token, branch b behind both; two
     slots and a guess slot each."""
     config = tiny_drafter(block_attention=attention, alignment="same").config
-    layout = packed_rows(config, 0, [10, 11, 12, 13], [14, 15], [Outcome(1, 20), Outcome(2, 30)], 2)
+    outcomes = [Outcome(1, 20), Outcome(2, 30)]
+    layout = packed_rows(config, 0, [10, 11, 12, 13], [14, 15], outcomes, 2).layout
     names = ["t0", "t1", "t2", "t3", "d1", "d2", "a", "b", "a1", "a2", "a?", "b1", "b2", "b?"]
     clean_a, clean_b = (
         {"t0", "t1", "t2", "t3", "d1", "a"},
@@ -191,7 +193,7 @@ def test_clean_rows_of_drafted_tokens_that_were_kept_are_not_computed_again(
         cached.append(length)
         return packed_rows(config, length, *rest)
 
-    monkeypatch.setattr(packed_pass, "packed_layout", watch)
+    monkeypatch.setattr(packed_pass, "packed_rows", watch)
     model, known = tiny_drafter(**kind), text(11)
     session, fresh = open_session(model), open_session(model)
     session.prepare(known, DRAFT, [Outcome(1, 9)], 4)
@@ -239,10 +241,7 @@ def test_catching_up_in_chunks_changes_nothing(rows: int, monkeypatch: pytest.Mo
 
 def test_a_text_of_one_token_is_enough() -> None:
     model = tiny_drafter()
-    assert (
-        open_session(model).draft([5], 6)
-        == BlockDrafter(model, 97).open(1, 50).draft([sequence([5])], [6])[0]
-    )
+    assert open_session(model).draft([5], 6) == BlockDrafter(model, 97).propose([request([5])])[0]
 
 
 # Which outcomes
@@ -277,7 +276,7 @@ def test_clean_rows_guess_what_a_causal_model_would(
     been none."""
     monkeypatch.setattr(Doubt, "weight", 1.0)
     model = tiny_drafter(scope=scope)
-    session = PackedDrafter(model, 97, "clean_rows").open(200, 16)
+    session = PackedDrafter(model, 97, "clean_rows").open(16)
     token_ids = text(9)
     for _ in range(3):
         outcomes = session.likely_outcomes(token_ids, DRAFT, 12)
@@ -324,10 +323,7 @@ def test_a_sequence_learns_what_the_anchors_own_doubt_is_worth(
 
 def test_clean_rows_beyond_the_drafters_context_guess_nothing() -> None:
     model = tiny_drafter(tiny_transformer(seed=1, max_position_embeddings=16))
-    assert (
-        PackedDrafter(model, 97, "clean_rows").open(200, 16).likely_outcomes(text(14), DRAFT, 4)
-        == []
-    )
+    assert PackedDrafter(model, 97, "clean_rows").open(16).likely_outcomes(text(14), DRAFT, 4) == []
 
 
 def test_a_foreign_draft_has_no_likely_outcomes() -> None:

@@ -12,6 +12,7 @@ from d3d.errors import InvalidRequest
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import (
     Drafted,
+    DraftNow,
     Failed,
     Forget,
     Open,
@@ -101,7 +102,7 @@ def answers_of(*messages: object) -> list[object]:
 
 def test_the_worker_drafts_and_prepares_behind_what_it_was_told() -> None:
     drafted, prepared = answers_of(
-        Open(7, 100, 4), Draft(7, 1, 0, (10, 11), 3), Prepare(7, 1, 2, (), (12, 13, 14), 3, 4)
+        Open(7, 4), DraftNow(7, 1, 0, (10, 11), 3), Prepare(7, 1, 2, (), (12, 13, 14), 3, 4)
     )
     assert isinstance(drafted, Drafted)
     assert drafted.block == Draft((12, 13, 14))
@@ -112,25 +113,25 @@ def test_the_worker_drafts_and_prepares_behind_what_it_was_told() -> None:
 
 def test_drafts_come_before_preparations() -> None:
     said = answers_of(
-        Open(1, 100, 4),
-        Open(2, 100, 4),
+        Open(1, 4),
+        Open(2, 4),
         Prepare(1, 5, 0, (10,), (11,), 3, 4),
-        Draft(2, 9, 0, (10,), 3),
+        DraftNow(2, 9, 0, (10,), 3),
     )
     assert [type(message) for message in said] == [Drafted, Successors]
 
 
 def test_forgotten_sequences_are_not_worked_for() -> None:
-    assert answers_of(Open(1, 100, 4), Prepare(1, 5, 0, (10,), (11,), 3, 4), Forget(1)) == []
+    assert answers_of(Open(1, 4), Prepare(1, 5, 0, (10,), (11,), 3, 4), Forget(1)) == []
 
 
 @pytest.mark.parametrize(
-    "request_", [Draft(1, 5, 0, (10,), 3), Prepare(1, 5, 3, (10,), (11,), 3, 4)]
+    "request_", [DraftNow(1, 5, 0, (10,), 3), Prepare(1, 5, 3, (10,), (11,), 3, 4)]
 )
 def test_a_text_with_a_hole_and_an_unknown_sequence_are_failures_and_no_guess(
     request_: object,
 ) -> None:
-    opened = [Open(1, 100, 4)] if isinstance(request_, Prepare) else []
+    opened = [Open(1, 4)] if isinstance(request_, Prepare) else []
     (failed,) = answers_of(*opened, request_)
     assert isinstance(failed, Failed)
     assert (failed.sequence_id, failed.round_id) == (1, 5)

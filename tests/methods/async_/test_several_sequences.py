@@ -13,6 +13,7 @@ from d3d.engine.drafter import Draft
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import (
     Drafted,
+    DraftNow,
     Failed,
     Forget,
     Open,
@@ -32,6 +33,7 @@ from support.async_runs import (
     async_drafter,
     causes,
     coordinating,
+    decode,
     notes,
     preparations,
     readiness,
@@ -94,15 +96,15 @@ def drafter() -> PackedDrafter:
     return PackedDrafter(tiny_drafter(), 97)
 
 
-OPENED = [Open(number, 100, 4) for number in range(3)]
+OPENED = [Open(number, 4) for number in range(3)]
 TEXTS = [tuple(text(5 + 9 * number, seed=number)) for number in range(3)]
 
 
 def test_drafts_that_wait_together_share_a_pass_and_so_do_preparations(
     drafter: PackedDrafter, passes: list[int]
 ) -> None:
-    drafts = [Draft(number, 1, 0, TEXTS[number], 5) for number in range(3)]
-    alone = [drafter.open(100, 4) for _ in range(3)]
+    drafts = [DraftNow(number, 1, 0, TEXTS[number], 5) for number in range(3)]
+    alone = [drafter.open(4) for _ in range(3)]
     expected = [session.draft(list(known), 5) for session, known in zip(alone, TEXTS, strict=True)]
     prepares = [
         Prepare(number, 2, len(TEXTS[number]), (), block.token_ids, 5, 4)
@@ -140,12 +142,12 @@ def test_where_a_shared_pass_fails_only_those_fail_that_have_to(
         return original(self, task)
 
     monkeypatch.setattr(PackedSession, "branches", fail)
-    drafts = [Draft(number, 1, 0, TEXTS[number], 5) for number in range(3)]
+    drafts = [DraftNow(number, 1, 0, TEXTS[number], 5) for number in range(3)]
     first, second, third = said_by(drafter, *OPENED, Together(tuple(drafts)))
     assert isinstance(second, Failed)
     assert second.error == "MemoryError: no room"
     for answer, known in ((first, TEXTS[0]), (third, TEXTS[2])):
-        assert answer.block == drafter.open(100, 4).draft(list(known), 5)
+        assert answer.block == drafter.open(4).draft(list(known), 5)
     assert first.block != Draft()
 
 
@@ -154,7 +156,11 @@ def test_a_text_with_a_hole_fails_alone(drafter: PackedDrafter) -> None:
         drafter,
         *OPENED,
         Together(
-            (Draft(0, 1, 0, TEXTS[0], 5), Draft(1, 1, 3, (1, 2), 5), Draft(2, 1, 0, TEXTS[2], 5))
+            (
+                DraftNow(0, 1, 0, TEXTS[0], 5),
+                DraftNow(1, 1, 3, (1, 2), 5),
+                DraftNow(2, 1, 0, TEXTS[2], 5),
+            )
         ),
     )
     assert [type(answer) for answer in said] == [Drafted, Failed, Drafted]
@@ -164,7 +170,7 @@ def test_forgotten_sequences_leave_those_that_wait(drafter: PackedDrafter) -> No
     said = said_by(
         drafter,
         *OPENED,
-        Together(tuple(Draft(number, 1, 0, TEXTS[number], 5) for number in range(3))),
+        Together(tuple(DraftNow(number, 1, 0, TEXTS[number], 5) for number in range(3))),
         Forget(1),
     )
     assert [answer.sequence_id for answer in said] == [0, 2]
@@ -186,7 +192,7 @@ def test_a_batch_asks_in_one_message(
             target, async_drafter(coordinator, draft_length=5, patience_s=20.0), eight(target), 5
         )
     assert [one.ids for one in together] == [one.ids for one in plain(target)]
-    asking = [message for message in sent if isinstance(message, Draft | Prepare | Together)]
+    asking = [message for message in sent if isinstance(message, DraftNow | Prepare | Together)]
     sizes = [len(message.requests) if isinstance(message, Together) else 1 for message in asking]
     assert sizes[:2] == [7, 7], "one has ended with its first token"
     rounds = max(len(one.rounds) for one in together)
@@ -223,10 +229,7 @@ def test_a_kill_while_requests_come_and_go_costs_speed_only(
         lambda: rehearsed([one.token_ids for one in expected], wrong=0.2), restarts=restarts
     ) as coordinator:
         drafter = async_drafter(coordinator)
-        for number, event in enumerate(
-            decode(target, drafter, [one.request for one in runs], 8, max_batch=3)
-        ):
-            runs[event.index].events.append(event)
+        for number, _ in enumerate(decode(target, drafter, runs, max_batch=3)):
             if number % 11 == 5 and coordinator.link.worker is not None:
                 coordinator.link.worker.kill()
         assert coordinator.num_sequences == 0

@@ -12,8 +12,16 @@ from statistics import median
 
 import pytest
 
-from d3d.engine.round import Round
-from d3d.methods.auto.chooser import PLAIN, Chooser, ModeTimes
+from d3d.methods.auto.chooser import (
+    FEWEST_ROUNDS,
+    FIRST_CHECK,
+    PLAIN,
+    PLAIN_ROUNDS,
+    TRIAL_ROUNDS,
+    Chooser,
+    ModeTimes,
+    RoundCost,
+)
 
 HOPELESS_LIMIT = 1.1
 DRAFT_LENGTH = 5
@@ -64,7 +72,7 @@ class Machine:
             self.tokens += one.tokens
         return self.seconds - before
 
-    def _round(self, mode: str) -> Round:
+    def _round(self, mode: str) -> RoundCost:
         seconds, mean = (1.0, 1.0) if mode == PLAIN else self.modes[mode]
         if self.jitter:
             seconds *= (
@@ -77,7 +85,7 @@ class Machine:
         kept, share = 0, share_kept(mean)
         while kept < DRAFT_LENGTH and self._random.random() < share:
             kept += 1
-        return Round(seconds, 1.0 + kept)
+        return RoundCost(seconds, 1.0 + kept)
 
     def share(self, mode: str, since: int = 0) -> float:
         return self.taken[since:].count(mode) / max(1, len(self.taken[since:]))
@@ -179,24 +187,24 @@ def test_a_text_that_becomes_hard_is_noticed() -> None:
     machine = Machine({"serial": (2.2, 4.5)})
     one = chooser("serial")
     machine.answer(one, 300)
-    assert one.choice.mode == "serial"
+    assert one.report.mode == "serial"
     number = len(machine.taken)
     machine.modes["serial"] = (2.2, 1.0)
     machine.answer(one, 300)
     assert machine.share(PLAIN, number) > 0.8
-    assert one.choice.mode == PLAIN
+    assert one.report.mode == PLAIN
 
 
 def test_a_text_that_becomes_easy_is_noticed() -> None:
     machine = Machine({"serial": (2.2, 1.0)})
     one = chooser("serial")
     machine.answer(one, 200)
-    assert one.choice.mode == PLAIN
+    assert one.report.mode == PLAIN
     number = len(machine.taken)
     machine.modes["serial"] = (2.2, 5.0)
     machine.answer(one, 500)
     assert machine.share("serial", number) > 0.3
-    assert one.choice.mode == "serial"
+    assert one.report.mode == "serial"
 
 
 def test_other_modes_are_looked_at_again_more_and_more_seldom() -> None:
@@ -217,21 +225,21 @@ def test_other_modes_are_looked_at_again_more_and_more_seldom() -> None:
 def test_a_hiccup_does_not_decide() -> None:
     times = ModeTimes()
     for seconds in (1.0, 40.0, 1.0):
-        times.add(PLAIN, Round(seconds, 1))
+        times.add(PLAIN, RoundCost(seconds, 1))
     assert times.tpot_s(PLAIN) == pytest.approx((1 + 2 + 1) / 3)
     for seconds in (2.0, 2.0, 60.0, 2.0):
-        times.add("serial", Round(seconds, 4))
+        times.add("serial", RoundCost(seconds, 4))
     assert times.tpot_s("serial") == pytest.approx((2 + 2 + 4 + 2) / 16)
 
 
 def test_drafts_that_are_never_kept_do_not_lead_however_slow_plain_rounds_seemed() -> None:
     times = ModeTimes()
     for _ in range(8):
-        times.add(PLAIN, Round(3.0, 1))
-        times.add("serial", Round(2.0, 1))
+        times.add(PLAIN, RoundCost(3.0, 1))
+        times.add("serial", RoundCost(2.0, 1))
     assert chooser("serial", times=times).choose(100, {}) == PLAIN
-    times.add("serial", Round(2.0, 5))
-    times.add("serial", Round(2.0, 5))
+    times.add("serial", RoundCost(2.0, 5))
+    times.add("serial", RoundCost(2.0, 5))
     assert chooser("serial", times=times).choose(100, {}) == "serial"
 
 
@@ -240,13 +248,13 @@ def test_a_drafter_that_would_have_to_read_a_long_text_first_is_not_tried_for_no
         return 1000
 
     one = chooser("serial")
-    one.prefill = Round(51.0, 1000)  # fifty plain rounds to catch up
+    one.prefill = RoundCost(51.0, 1000)  # fifty plain rounds to catch up
     machine = Machine({"serial": (2.2, 4.0)})
     assert machine.answer(one, 128, missing) == pytest.approx(127.0)
     assert set(machine.taken) == {PLAIN}
-    assert "serial could not be tried" in one.choice.why
+    assert "serial could not be tried" in one.report.why
     cheap = chooser("serial")
-    cheap.prefill = Round(2.0, 1000)
+    cheap.prefill = RoundCost(2.0, 1000)
     machine.answer(cheap, 128, missing)
     assert "serial" in machine.taken
 
@@ -255,10 +263,10 @@ def test_one_that_is_known_to_be_good_is_worth_the_reading() -> None:
     def first(length: int, row_s: float) -> str:
         times = ModeTimes()
         for _ in range(8):
-            times.add(PLAIN, Round(1.0, 1))
-            times.add("serial", Round(2.0, 4))
+            times.add(PLAIN, RoundCost(1.0, 1))
+            times.add("serial", RoundCost(2.0, 4))
         one = chooser("serial", times=times)
-        one.prefill = Round(1 + 1000 * row_s, 1000)
+        one.prefill = RoundCost(1 + 1000 * row_s, 1000)
         return one.choose(length, {"serial": 1000})
 
     assert first(128, 0.01) == "serial", "ten rounds against half of the next 128"
@@ -270,51 +278,51 @@ def test_a_mode_that_has_failed_is_never_chosen_again_and_is_named() -> None:
     one = chooser("serial", "fused")
     machine = Machine({"serial": (1.0, 6.0), "fused": (1.5, 6.0)})
     machine.answer(one, 100)
-    assert one.choice.mode == "serial"
+    assert one.report.mode == "serial"
     one.choose(100, {})
     one.drop("serial", "its logits are not finite")
     one.observe(0.001, 50)  # the round in which it failed counts for nothing
     number = len(machine.taken)
     machine.answer(one, 100)
     assert "serial" not in machine.taken[number:]
-    choice = one.choice
-    assert choice.left_out == {"serial": "its logits are not finite"}
-    assert choice.faults == ("serial: its logits are not finite",)
-    assert choice.mode == "fused"
-    assert choice.tpot_s.keys() == {PLAIN, "fused"}
+    report = one.report
+    assert report.left_out == {"serial": "its logits are not finite"}
+    assert report.faults == ("serial: its logits are not finite",)
+    assert report.mode == "fused"
+    assert report.tpot_s.keys() == {PLAIN, "fused"}
 
 
 def test_the_reason_names_every_time() -> None:
     one = Chooser(("serial", "fused"), ModeTimes(), {"async": "two cores share one memory bus"})
     machine = Machine({"serial": (1.0, 6.0), "fused": (2.9, 1.0)})
     machine.answer(one, 100)
-    choice = one.choice
-    assert choice.mode == "serial"
-    assert choice.why.startswith("serial took ")
-    assert "plain 1000.0" in choice.why
-    assert "fused 2900.0" in choice.why
-    assert choice.why.endswith("async left out: two cores share one memory bus")
-    assert choice.rounds == {mode: machine.taken.count(mode) for mode in (PLAIN, "serial", "fused")}
+    report = one.report
+    assert report.mode == "serial"
+    assert report.why.startswith("serial took ")
+    assert "plain 1000.0" in report.why
+    assert "fused 2900.0" in report.why
+    assert report.why.endswith("async left out: two cores share one memory bus")
+    assert report.rounds == {mode: machine.taken.count(mode) for mode in (PLAIN, "serial", "fused")}
 
 
 def test_without_a_drafter_everything_is_plain() -> None:
     one = Chooser((), ModeTimes(), {"serial": "there is no drafter"})
     assert Machine({}).answer(one, 50) == pytest.approx(49.0)
-    assert one.choice.mode == PLAIN
-    assert one.choice.rounds == {PLAIN: 49}
+    assert one.report.mode == PLAIN
+    assert one.report.rounds == {PLAIN: 49}
 
 
 def test_a_round_that_was_not_chosen_here_counts_for_nothing() -> None:
     one = chooser("serial")
     one.observe(5.0, 1.0)
-    assert one.choice.rounds == {}
+    assert one.report.rounds == {}
 
 
 def test_a_drafter_with_a_cache_of_its_own_is_tried_behind_a_prompt_of_usual_length() -> None:
     def ratio(prompt: int, mean: float) -> float:
         machine = Machine({"serial": (2.2, mean)}, entry_s=0.04 * prompt)
         one = chooser("serial")
-        one.prefill = Round(1 + 0.04 * prompt, prompt)
+        one.prefill = RoundCost(1 + 0.04 * prompt, prompt)
         seconds = machine.answer(one, 128, lambda _: 0 if "serial" in machine.taken else prompt)
         tried.append("serial" in machine.taken)
         return (one.prefill.seconds + seconds) / (one.prefill.seconds + 127)

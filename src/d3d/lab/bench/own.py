@@ -34,7 +34,7 @@ from d3d.lab.plan.rehearsal import RehearsedDrafter, overlapped
 from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.base import DEFAULT_DRAFT_LENGTH as DEFAULT_DRAFT_LENGTH
-from d3d.methods.base import Built
+from d3d.methods.base import Built, checked_draft_length
 from d3d.methods.draft_model.config import DraftModelConfig
 from d3d.model.drafter import DrafterModel
 
@@ -112,7 +112,11 @@ def _async_modelled(model: Model, options: MethodOptions) -> OwnMethod:  # noqa:
         "outcomes": DEFAULT_OUTCOMES,
         "times": "modelled, as if the drafter had a second device",
     }
-    return OwnMethod(at, about, retime=lambda answer: on_two_devices(answer, switch_s))
+
+    def check(length: int) -> object:
+        return checked_draft_length(length, limit, DEFAULT_DRAFT_LENGTH)
+
+    return OwnMethod(at, about, check, retime=lambda answer: on_two_devices(answer, switch_s))
 
 
 def _about(drafter: DrafterModel) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def grid_passes(model: Model, grid: Grid) -> Iterator[TimedPass]:
     lengths = grid.draft_lengths or tuple(size for size in SIZES if size <= block)
     longest = max(lengths)
     if model.parts.drafter is not None and longest > block:
-        raise InvalidRequest(f"draft length: {longest} is above the drafter's block size, {block}")
+        raise InvalidRequest(f"draft_length: {longest} is above the drafter's block size, {block}")
     room = model.parts.target.max_length - longest - max(BUDGETS) - (grid.repeats + 2) * 8
     if max(grid.contexts) > room:
         raise InvalidRequest(

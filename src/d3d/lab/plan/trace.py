@@ -88,7 +88,7 @@ class Trace:
         context. Raises InvalidRequest for a length outside of the trace's."""
         if not 1 <= draft_length <= self.draft_length:
             raise InvalidRequest(
-                f"draft length: {draft_length} is not within 1 and that of the trace, "
+                f"draft_length: {draft_length} is not within 1 and that of the trace, "
                 f"{self.draft_length}"
             )
         if draft_length == self.draft_length:

@@ -235,6 +235,6 @@ def _check_drafter(config: DrafterConfig, settings: PruneSettings) -> None:
         )
     if settings.draft_length > config.block_size:
         raise InvalidRequest(
-            f"draft length: {settings.draft_length} is above the drafter's block size, "
+            f"draft_length: {settings.draft_length} is above the drafter's block size, "
             f"{config.block_size}"
         )

@@ -116,7 +116,8 @@ class Coordinator:
                 if self.link.state == "absent":
                     why = self.link.notes[-1] if self.link.notes else self.link.cause
                     raise WorkerFailed(
-                        f"the draft worker could not be started: {why}; modes serial and plain need none"
+                        f"the draft worker could not be started: {why}; modes serial and plain "
+                        "need none"
                     )
             time.sleep(0.001)
 

@@ -80,8 +80,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Drafted:
-    """The answer to `DraftNow`. Times in seconds of `time.perf_counter`, which on one machine is one
-    clock for all processes."""
+    """The answer to `DraftNow`. Times in seconds of `time.perf_counter`, which on one machine is
+    one clock for all processes."""
 
     sequence_id: int
     round_id: int

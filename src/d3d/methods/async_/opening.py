@@ -80,7 +80,8 @@ def open_coordinator(
     if drafter_path is None:
         others = "use thread" if placement == "processes" else "use streams"
         raise InvalidRequest(
-            f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it from one, or {others}"
+            f"placement: {placement} needs a drafter that was loaded from a checkpoint; load it "
+            f"from one, or {others}"
         )
     stored = StoredDrafter(
         target.path,

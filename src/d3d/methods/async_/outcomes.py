@@ -97,7 +97,8 @@ def likely_outcomes(
     (see `Doubt`, `weighted`). Raises ValueError for too few places or no budget."""
     if budget < 1 or len(places) <= len(draft):
         raise ValueError(
-            f"{len(draft)} drafted tokens need {len(draft) + 1} places and a budget of 1 or more, not {len(places)} and {budget}"
+            f"{len(draft)} drafted tokens need {len(draft) + 1} places and a budget of 1 or more, "
+            f"not {len(places)} and {budget}"
         )
     found: list[tuple[float, Outcome]] = []
     reached = 1.0

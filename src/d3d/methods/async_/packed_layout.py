@@ -1,5 +1,5 @@
-"""Rows of a packed pass: the trunk (missing committed tokens, then the draft under verification), the
-branches' anchors, their slots. Several sequences share a pass side by side, nothing padded."""
+"""Rows of a packed pass: the trunk (missing committed tokens, then the draft under verification),
+the branches' anchors, their slots. Several sequences share a pass side by side, nothing padded."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def packed_rows(
 def run_side_by_side(
     model: DrafterModel, parts: Sequence[PackedRows], windows: Sequence[Window]
 ) -> list[Tensor]:
-    """One pass over sequences whose `windows` hold one each: for all `parts` the states that predict,
-    [branches, draft_length + 1, hidden_size]. The caches have the rows behind their tokens, and keep
-    of them what they are told to keep.
+    """One pass over sequences whose `windows` hold one each: for all `parts` the states that
+    predict, [branches, draft_length + 1, hidden_size]. The caches have the rows behind their
+    tokens, and keep of them what they are told to keep.
 
     Clean rows of all come first, then the slots of all, as in each pass alone."""
     device = model.transformer.device

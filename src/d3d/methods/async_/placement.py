@@ -20,15 +20,18 @@ def check_placement(name: str, device: torch.device) -> None:
         raise InvalidRequest(f"placement: {name!r} is not one of {', '.join(PLACEMENTS)}")
     if name in ("streams", "devices") and device.type != "cuda":
         raise InvalidRequest(
-            f"placement: {name} is for CUDA, and this target is on {device}{_without_cuda()}; use thread or processes"
+            f"placement: {name} is for CUDA, and this target is on {device}{_without_cuda()}; use "
+            "thread or processes"
         )
     if name == "devices" and torch.cuda.device_count() < 2:
         raise InvalidRequest(
-            "placement: devices needs a second CUDA device for the drafter, and there is one; use streams"
+            "placement: devices needs a second CUDA device for the drafter, and there is one; use "
+            "streams"
         )
     if name == "processes" and device.type != "cpu":
         raise InvalidRequest(
-            f"placement: processes shares out CPU cores, and this target is on {device}; use streams or thread"
+            f"placement: processes shares out CPU cores, and this target is on {device}; use "
+            "streams or thread"
         )
 
 

@@ -243,7 +243,7 @@ class Chooser:
             self._trial = None
 
     @property
-    def choice(self) -> AutoReport:
+    def report(self) -> AutoReport:
         tpot = {
             mode: seconds
             for mode in (PLAIN, *self.candidates)
@@ -373,7 +373,8 @@ class Chooser:
                 parts.append("drafting does not pay here")
         if untried := [mode for mode in self.candidates if mode not in tpot]:
             parts.append(
-                f"{' and '.join(untried)} could not be tried: the answer was too short for it, or its text too long"
+                f"{' and '.join(untried)} could not be tried: the answer was too short for it, or "
+                "its text too long"
             )
         parts += [f"{mode} left out: {reason}" for mode, reason in self.left_out.items()]
         return "; ".join(parts)

@@ -99,7 +99,8 @@ class AutoConfig(MethodConfig):
         from d3d.methods.costs import machine_costs
 
         found, left_out = self.candidates(parts.facts)
-        built = {}
+        required = {"serial"} if self.placement is None else {"serial", "async"}
+        built: dict[str, Built] = {}
         for method, config in found.items():
             if isinstance(config, FusedConfig) and config.rows is None:
                 config = config.model_copy(
@@ -107,14 +108,10 @@ class AutoConfig(MethodConfig):
                 )
             try:
                 built[method] = config.build(parts)
-                drafter = built[method].drafter
-                assert drafter is not None
-                drafter.ready()
             except D3DError as error:
-                if self.placement is not None or method == "serial":
+                if method in required:
                     raise
-                built.pop(method, None)
                 left_out[method] = str(error)
         target = built["fused"].target if "fused" in built else parts.target
-        drafters = {name: one.drafter for name, one in built.items() if one.drafter is not None}
-        return Built(target, AutoDrafter(drafters, left_out))
+        drafters = {name: each.drafter for name, each in built.items() if each.drafter is not None}
+        return Built(target, AutoDrafter(drafters, left_out, required=required))

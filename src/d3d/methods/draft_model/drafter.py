@@ -1,5 +1,5 @@
-"""Classic speculative decoding: a smaller causal model drafts token by token (Leviathan et al., arXiv
-2211.17192)."""
+"""Classic speculative decoding: a smaller causal model drafts token by token (Leviathan et al.,
+arXiv 2211.17192)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -
     if config.alignment != "next" or config.block_size < 2:
         raise InvalidRequest(
             "method: fused needs a drafter of alignment next with blocks of two or more, whose "
-            "slots predict what follows the bonus token; with this one, serial and plain work"
+            "slots "
+            "predict what follows the bonus token; with this one, serial and plain work"
         )
 
 
@@ -80,7 +81,7 @@ class DraftedGroup(NamedTuple):
 
 
 @dataclass
-class _Member:
+class _FusedRequest:
     """What is known of a request."""
 
     survival: Survival
@@ -131,7 +132,7 @@ class FusedEngine(Target, Drafter):
         self.max_draft_length = min(draft_length, longest_fused_draft(longest_group, lookup))
         self.longest_group = min(draft_length, longest_group)
         self.rows, self.lookup, self.row_price = rows, lookup, row_price
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _FusedRequest] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -182,14 +183,14 @@ class FusedEngine(Target, Drafter):
         """The rows that a request's next pass is to have."""
         return self._member(request).plan
 
-    def _member(self, request: Request) -> _Member:
+    def _member(self, request: Request) -> _FusedRequest:
         if request.id not in self._members:
             copies = CopiedOffers(self.lookup, self.max_draft_length) if self.lookup else None
             survival = Survival(self.longest_group, PRIOR_KEPT, PRIOR_ROUNDS)
-            self._members[request.id] = _Member(survival, copies)
+            self._members[request.id] = _FusedRequest(survival, copies)
         return self._members[request.id]
 
-    def _propose(self, request: Request, member: _Member) -> Draft:
+    def _propose(self, request: Request, member: _FusedRequest) -> Draft:
         if member.faulty:
             return Draft(fault=NOT_FINITE)
         offer = Offer((), ())
@@ -216,7 +217,7 @@ class FusedEngine(Target, Drafter):
         tokens, copied = offer.tokens[: plan.num_drafted], offer.looked_up and plan.num_drafted > 0
         return Draft(tokens, looked_up=copied, num_slots=sum(plan.groups))
 
-    def _group(self, request: Request, member: _Member) -> DraftedGroup | None:
+    def _group(self, request: Request, member: _FusedRequest) -> DraftedGroup | None:
         """The slots behind the last token that was kept, after learning from the verdict; None if
         there are none."""
         last = member.last or _LastPass(len(request) - 2, 0, 0, looked_up=False)

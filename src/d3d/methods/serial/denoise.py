@@ -161,9 +161,9 @@ def draft_layout(
 ) -> tuple[PassLayout, list[int]]:
     """Rows of a drafting pass, and how many clean rows each sequence has.
 
-    known[b]: all tokens of sequence b so far, the anchor last; blocks[b]: its drafted tokens, MASKED
-    if open. The cache must end before the anchor, whose row a draft needs, be it clean or the first
-    slot."""
+    known[b]: all tokens of sequence b so far, the anchor last; blocks[b]: its drafted tokens,
+    MASKED if open. The cache must end before the anchor, whose row a draft needs, be it clean or
+    the first slot."""
     clean = [ids[:-1] for ids in known] if config.anchor_slot else known
     trunks = [ids[done:] for done, ids in zip(cached, clean, strict=True)]
     groups = []

@@ -1,0 +1,91 @@
+"""Groups of options that commands take as one argument, and their order in the help."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+
+class Group(NamedTuple):
+    """Options that a command takes as one argument."""
+
+    name: str
+    """Of the argument."""
+    parameters: tuple[inspect.Parameter, ...]
+    collect: Callable[[dict[str, Any]], Any]
+    """From the options' values to the argument."""
+
+
+def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of groups."""
+
+    def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=False).parameters.values()
+        module = inspect.getmodule(command)
+        names = vars(module) if module is not None else {}
+        shared = {group.name for group in groups}
+        kept = [
+            parameter.replace(
+                annotation=eval(parameter.annotation, dict(names))
+                if isinstance(parameter.annotation, str)
+                else parameter.annotation,
+                kind=inspect.Parameter.KEYWORD_ONLY,
+            )
+            for parameter in own
+            if parameter.name not in shared
+        ]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            for group in groups:
+                given = {
+                    parameter.name: values.pop(parameter.name) for parameter in group.parameters
+                }
+                values[group.name] = group.collect(given)
+            command(**values)
+
+        shown = sorted(
+            [*kept, *(parameter for group in groups for parameter in group.parameters)], key=_rank
+        )
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        return run
+
+    return with_groups
+
+
+PANELS = (
+    "Model",
+    "Speculation",
+    "Sampling",
+    None,
+    "Output",
+    "Speculation, further",
+    "Sampling, further",
+)
+"""Panels of the help, in their order; what a newcomer needs comes first."""
+
+
+def _rank(parameter: inspect.Parameter) -> int:
+    """Where the help shows an option: arguments first, then by panel."""
+    info = parameter.annotation.__metadata__[0]
+    if isinstance(info, typer.models.ArgumentInfo):
+        return -1
+    return PANELS.index(info.rich_help_panel)
+
+
+def option(
+    name: str, kind: Any, default: Any, text: str, panel: str, *flags: str, hidden: bool = False
+) -> inspect.Parameter:
+    declarations = flags or (f"--{name.replace('_', '-')}",)
+    info = typer.Option(*declarations, help=text, rich_help_panel=panel, hidden=hidden)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, info],
+    )
