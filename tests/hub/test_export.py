@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from d3d.engine.request import Request
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.checkpoint import save_drafter
 from d3d.hub.export import MASK_TOKEN, Exported, export_drafter
@@ -136,9 +137,8 @@ def test_a_block_drafted_through_it_is_the_drafters_own(
 ) -> None:
     base = open_tiny(tiny_target)
     model = saved(base, tmp_path / "drafter", **kind)
-    (block,) = (
-        BlockDrafter(model, base.config.vocab_size).open(1, 64).draft([sequence(TEXT)], [SLOTS + 1])
-    )
+    drafter = BlockDrafter(model, base.config.vocab_size, draft_length=SLOTS + 1)
+    (block,) = drafter.propose([Request(TEXT)])
     theirs = their_logits(export_drafter(tmp_path / "drafter", tmp_path / "out", dtype="float32"))
     assert theirs[len(TEXT) - 1 :].argmax(-1).tolist() == list(block.token_ids)
 

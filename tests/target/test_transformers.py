@@ -12,7 +12,11 @@ import torch
 import transformers
 
 import d3d
+from d3d.engine.drafter import Draft, Target
+from d3d.engine.request import Request
+from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.methods.draft_model.drafter import DraftModelDrafter
 from d3d.methods.ngram.drafter import NgramDrafter
 from d3d.target import transformers as module
 from d3d.target.native import NativeTarget
@@ -65,33 +69,48 @@ def test_ids_are_those_of_our_own_engine(tmp_path: Path, family: str) -> None:
         options = {"max_tokens": 24, **SAMPLING[name]}
         plain = run(native, prompt=PROMPTS[2], **options).ids
         assert run(other, prompt=PROMPTS[2], **options).ids == plain
-        assert run(other, NgramDrafter(), PROMPTS[2], draft_length=4, **options).ids == plain
+        assert run(other, NgramDrafter(4), PROMPTS[2], **options).ids == plain
 
 
 def test_logits_are_those_of_our_own_engine_after_every_rewind(tiny_target: Path) -> None:
-    native, other = (
-        NativeTarget(open_tiny(tiny_target).transformer).open(2, 64),
-        engine(tiny_target).open(2, 64),
-    )
-    for feeds, lengths, last_only in (
-        ([[5, 17, 80], [3]], [2, 1], False),
-        ([[], [4, 9]], [2, 2], False),
-        ([[1, 2, 3], [7]], [0, 3], True),
-        ([[8], []], [1, 3], False),
+    native, other = NativeTarget(open_tiny(tiny_target).transformer), engine(tiny_target)
+    requests = [Request([9] * 9), Request([9] * 9)]
+    for feeds, lengths in (
+        ({0: [5, 17, 80], 1: [3]}, [2, 1]),
+        ({1: [4, 9]}, [2, 2]),
+        ({0: [1, 2, 3], 1: [7]}, [0, 3]),
+        ({0: [8]}, [1, 3]),
     ):
-        for mine, theirs in zip(
-            native.forward(feeds, last_only=last_only),
-            other.forward(feeds, last_only=last_only),
-            strict=True,
-        ):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-        native.crop(lengths)
-        other.crop(lengths)
-        assert other.lengths == lengths == native.lengths
-    other.keep([1])
-    assert other.lengths == [3]
-    with pytest.raises(ValueError, match="front"):
-        other.keep([1])
+        ids = [requests[place].id for place in feeds]
+        mine = native.forward(ids, list(feeds.values()))
+        for request_id, fed, rows in zip(ids, feeds.values(), mine, strict=True):
+            theirs = other.forward(request_id, fed)
+            torch.testing.assert_close(rows.logits(), theirs, rtol=1e-4, atol=1e-4)
+        for one, length in zip(requests, lengths, strict=True):
+            one.token_ids = [9] * (length + 1)
+        native.rewind(requests)
+        other.rewind(requests)
+        assert [other.length(one.id) for one in requests] == lengths
+        assert [native.cache.length(one.id) for one in requests] == lengths
+    for target in (native, other):
+        target.end(requests[0])
+        target.end(requests[0])
+        assert target.num_held == 1
+    assert (other.length(requests[0].id), other.length(requests[1].id)) == (0, 3)
+
+
+def test_each_row_of_a_verification_is_that_of_our_own_engine(tiny_target: Path) -> None:
+    native, other = NativeTarget(open_tiny(tiny_target).transformer), engine(tiny_target)
+    requests = [Request(prompt) for prompt in PROMPTS]
+    drafts = [Draft((1, 2, 3)), Draft(), Draft((7,)), Draft((4, 4))]
+    for target in (native, other):
+        assert all(target.prefill(requests, 512))
+        target.rewind(requests)
+    pairs = zip(native.verify(requests, drafts), other.verify(requests, drafts), strict=True)
+    for (mine, theirs), draft in zip(pairs, drafts, strict=True):
+        assert len(mine) == len(theirs) == len(draft.token_ids) + 1
+        torch.testing.assert_close(mine.logits(), theirs.logits(), rtol=1e-4, atol=1e-4)
+        assert mine.argmax() == theirs.argmax()
 
 
 def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> None:
@@ -107,11 +126,16 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
     for drafter in (
         oracle(6, [PROMPTS[0] + expected]),
         always_wrong(6, [PROMPTS[0] + expected], 302),
-        NgramDrafter(),
+        NgramDrafter(6),
     ):
         assert (
             run(
-                model.engine, drafter, PROMPTS[0], draft_length=6, max_tokens=20, ignore_eos=True
+                model.parts.target,
+                drafter,
+                PROMPTS[0],
+                draft_length=6,
+                max_tokens=20,
+                ignore_eos=True,
             ).ids
             == expected
         )
@@ -125,7 +149,7 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
     ]
     for drafter in (
         None,
-        NgramDrafter(),
+        NgramDrafter(6),
         oracle(5, [p + ids for p, ids in zip(PROMPTS, alone, strict=True)]),
     ):
         together = [
@@ -137,19 +161,32 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
 def test_the_context_ends_where_the_model_says(gpt2: Path) -> None:
     target = engine(gpt2)
     assert target.max_length == 64
-    found = run(target, NgramDrafter(), [3] * 60, max_tokens=50, draft_length=8, ignore_eos=True)
+    found = run(target, NgramDrafter(8), [3] * 60, max_tokens=50, ignore_eos=True)
     assert len(found.token_ids) == 64
     assert found.finish_reason == "length"
 
 
-def test_a_long_prompt_runs_in_pieces(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = engine(gpt2)
-    (whole,) = target.open(1, 64).forward([list(range(3, 33))])
-    monkeypatch.setattr(module, "PREFILL_ROWS", 7)
-    (pieces,) = target.open(1, 64).forward([list(range(3, 33))])
-    (last,) = target.open(1, 64).forward([list(range(3, 33))], last_only=True)
-    torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(last, whole[-1:], rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_long_prompt_runs_in_pieces(foreign: bool, gpt2: Path, tiny_target: Path) -> None:
+    def new() -> Target:
+        return engine(gpt2) if foreign else NativeTarget(open_tiny(tiny_target).transformer)
+
+    prompts = [list(range(3, 33)), [5, 6]]
+    whole = new().prefill([Request(prompt) for prompt in prompts], 512)
+    target, requests = new(), [Request(prompt) for prompt in prompts]
+    results: list[LogitRows | None] = [None, None]
+    told = []
+    while requests_left := [one for one, rows in zip(requests, results, strict=True) if not rows]:
+        rows = target.prefill(requests_left, 7)
+        told.append([part is not None for part in rows])
+        for one, part in zip(requests_left, rows, strict=True):
+            results[requests.index(one)] = part
+    assert told == [[False, False]] * 4 + [[True, True]], "30 and 2 tokens, 7 at a time"
+    for expected, part in zip(whole, results, strict=True):
+        assert expected is not None
+        assert part is not None
+        assert len(expected) == len(part) == 1
+        torch.testing.assert_close(part.logits(), expected.logits(), rtol=1e-4, atol=1e-4)
 
 
 def test_drafters_of_the_same_vocabulary_draft_for_it(
@@ -166,10 +203,10 @@ def test_drafters_of_the_same_vocabulary_draft_for_it(
     assert found.speculation is not None
     assert found.speculation.rounds > 0
     assert found.speculation.warnings == ()
-    twin = draft_model(open_tiny(tiny_target), model.target)
+    twin = DraftModelDrafter(open_tiny(tiny_target).transformer, model.target.vocab_size, 5)
     assert (
-        run(model.engine, twin, PROMPTS[0], draft_length=5, max_tokens=24).ids
-        == run(native.engine, None, PROMPTS[0], max_tokens=24).ids
+        run(model.parts.target, twin, PROMPTS[0], max_tokens=24).ids
+        == run(native.parts.target, None, PROMPTS[0], max_tokens=24).ids
     )
     full = write_tiny_drafter(tmp_path / "full", tiny_target, scope=None)
     whole = d3d.load(str(tiny_target), full, device="cpu", dtype="float32", engine="transformers")
@@ -258,14 +295,14 @@ def test_what_cannot_be_rewound_is_refused_by_name_with_the_reason(
 def test_a_cache_that_only_looks_as_if_it_could_be_cut_is_found_out(
     gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.TransformersSession.crop
+    real = TransformersTarget.crop
 
-    def sloppy(session: Any, lengths: list[int]) -> None:
-        real(session, lengths)
-        layer = session._caches[0].layers[0]
+    def sloppy(target: TransformersTarget, request_id: int, length: int) -> None:
+        real(target, request_id, length)
+        layer = target._caches[request_id].layers[0]
         layer.values = layer.values + 100.0
 
-    monkeypatch.setattr(module.TransformersSession, "crop", sloppy)
+    monkeypatch.setattr(TransformersTarget, "crop", sloppy)
     with pytest.raises(InvalidCheckpoint, match=r"'gpt2'.*can't be rewound.*other logits"):
         engine(gpt2)
 
@@ -344,7 +381,7 @@ def test_the_command_line_takes_the_engine(
     assert {row["method"]: row["identity"] and row["identity"]["identical"] for row in rows} == {
         "plain": None,
         "serial": True,
-        "lookup": True,
+        "ngram": True,
         "draft_model": True,
     }
     assert command("bench", "run", "foreign", *places, "--method", "lookup", *model).is_refusal(
