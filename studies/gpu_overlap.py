@@ -33,11 +33,11 @@ import torch
 from d3d.engine.drafter import Draft, Drafter, Target
 from d3d.engine.engine import Engine
 from d3d.engine.metrics import acceptance_length, overlap
+from d3d.engine.noise import uniform
 from d3d.engine.params import SamplingParams
 from d3d.engine.request import Request, new_request
 from d3d.engine.round import Round
 from d3d.engine.sampling import LogitRows
-from d3d.engine.noise import uniform
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import pick_device, tensor_shapes
 from d3d.methods.async_.coordinator import Coordinator, Policy

@@ -12,11 +12,12 @@ import torch
 import transformers
 
 import d3d
+from d3d.engine.drafter import NO_DRAFT, Draft
 from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.methods.draft_model.drafter import DraftModelDrafter
 from d3d.methods.ngram.drafter import NgramDrafter
-from d3d.target import transformers as module
 from d3d.target.native import NativeTarget
-from d3d.target.transformers import TransformersTarget, open_transformers
+from d3d.target.transformers import TransformersModel, TransformersTarget, open_transformers
 from support.command import d3d as command
 from support.doubles import always_wrong, oracle
 from support.runs import SAMPLING, make, run, run_all
@@ -65,33 +66,47 @@ def test_ids_are_those_of_our_own_engine(tmp_path: Path, family: str) -> None:
         options = {"max_tokens": 24, **SAMPLING[name]}
         plain = run(native, prompt=PROMPTS[2], **options).ids
         assert run(other, prompt=PROMPTS[2], **options).ids == plain
-        assert run(other, NgramDrafter(), PROMPTS[2], draft_length=4, **options).ids == plain
+        assert run(other, NgramDrafter(16), PROMPTS[2], draft_length=4, **options).ids == plain
 
 
 def test_logits_are_those_of_our_own_engine_after_every_rewind(tiny_target: Path) -> None:
-    native, other = (
-        NativeTarget(open_tiny(tiny_target).transformer).open(2, 64),
-        engine(tiny_target).open(2, 64),
-    )
+    native, other = NativeTarget(open_tiny(tiny_target).transformer), engine(tiny_target)
     for feeds, lengths, last_only in (
-        ([[5, 17, 80], [3]], [2, 1], False),
-        ([[], [4, 9]], [2, 2], False),
-        ([[1, 2, 3], [7]], [0, 3], True),
-        ([[8], []], [1, 3], False),
+        ({4: [5, 17, 80], 9: [3]}, [2, 1], False),
+        ({9: [4, 9]}, [2, 2], False),
+        ({9: [7], 4: [1, 2, 3]}, [0, 3], True),
+        ({4: [8]}, [1, 3], False),
     ):
-        for mine, theirs in zip(
-            native.forward(feeds, last_only=last_only),
-            other.forward(feeds, last_only=last_only),
-            strict=True,
-        ):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-        native.crop(lengths)
-        other.crop(lengths)
-        assert other.lengths == lengths == native.lengths
-    other.keep([1])
-    assert other.lengths == [3]
-    with pytest.raises(ValueError, match="front"):
-        other.keep([1])
+        ids = list(feeds)
+        passes = native.forward(ids, [feeds[i] for i in ids], last_only=last_only)
+        for sequence_id, rows in zip(ids, passes, strict=True):
+            theirs = other.forward(sequence_id, feeds[sequence_id], last_only=last_only)
+            assert theirs.dtype == torch.float32
+            torch.testing.assert_close(rows.logits(), theirs, rtol=1e-4, atol=1e-4)
+        for sequence_id, length in zip((4, 9), lengths, strict=True):
+            native.cache.crop(sequence_id, length)
+            other.crop(sequence_id, length)
+        assert [other.length(i) for i in (4, 9)] == lengths
+        assert [native.cache.length(i) for i in (4, 9)] == lengths
+
+
+def test_a_rewind_keeps_all_but_the_anchor_and_an_end_forgets_the_request(gpt2: Path) -> None:
+    target = engine(gpt2)
+    ending, staying = (make(target, prompt).request for prompt in PROMPTS[:2])
+    for request in (ending, staying):
+        target.forward(request.id, [*request.token_ids, 8, 9, 10])
+    target.rewind([ending, staying])
+    assert [target.length(request.id) for request in (ending, staying)] == [4, 0]
+    target.rewind([ending])  # nothing is left to forget
+    assert (target.length(ending.id), target.num_held) == (4, 2)
+    whole = target.forward(-1, [*ending.token_ids, 20])
+    draft = Draft((20,))
+    verified, _ = target.verify([ending, staying], [draft, NO_DRAFT])
+    torch.testing.assert_close(verified.logits(), whole[-2:], rtol=1e-4, atol=1e-4)
+    for _ in range(2):  # harmless if it is gone already
+        target.end(ending)
+    assert target.length(ending.id) == 0
+    assert (target.length(staying.id), target.num_held) == (1, 2)
 
 
 def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> None:
@@ -99,7 +114,7 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
         d3d.load(str(gpt2), device="cpu", dtype="float32")
     model = d3d.load(str(gpt2), device="cpu", dtype="float32", engine="transformers")
     target = model.target
-    assert isinstance(target, module.TransformersModel)
+    assert isinstance(target, TransformersModel)
     expected = target.model.generate(
         torch.tensor([PROMPTS[0]]), max_new_tokens=20, do_sample=False, eos_token_id=None
     )[0, 5:].tolist()
@@ -107,11 +122,16 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
     for drafter in (
         oracle(6, [PROMPTS[0] + expected]),
         always_wrong(6, [PROMPTS[0] + expected], 302),
-        NgramDrafter(),
+        NgramDrafter(16),
     ):
         assert (
             run(
-                model.engine, drafter, PROMPTS[0], draft_length=6, max_tokens=20, ignore_eos=True
+                model.parts.target,
+                drafter,
+                PROMPTS[0],
+                draft_length=6,
+                max_tokens=20,
+                ignore_eos=True,
             ).ids
             == expected
         )
@@ -125,7 +145,7 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
     ]
     for drafter in (
         None,
-        NgramDrafter(),
+        NgramDrafter(16),
         oracle(5, [p + ids for p, ids in zip(PROMPTS, alone, strict=True)]),
     ):
         together = [
@@ -137,19 +157,51 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
 def test_the_context_ends_where_the_model_says(gpt2: Path) -> None:
     target = engine(gpt2)
     assert target.max_length == 64
-    found = run(target, NgramDrafter(), [3] * 60, max_tokens=50, draft_length=8, ignore_eos=True)
+    found = run(target, NgramDrafter(16), [3] * 60, max_tokens=50, draft_length=8, ignore_eos=True)
     assert len(found.token_ids) == 64
     assert found.finish_reason == "length"
 
 
-def test_a_long_prompt_runs_in_pieces(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pieces", [1, 7, 29, 30, 64])
+def test_a_long_prompt_runs_in_pieces(
+    gpt2: Path, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = engine(gpt2), list(range(3, 33))
+    whole = target.forward(-1, prompt)
+    in_pieces = [
+        target.forward(-2, prompt[at : at + pieces]) for at in range(0, len(prompt), pieces)
+    ]
+    torch.testing.assert_close(torch.cat(in_pieces), whole, rtol=1e-4, atol=1e-4)
+    fed: list[int] = []
+    forward = target.forward
+
+    def counted(request_id: int, ids: list[int], *, last_only: bool = False) -> torch.Tensor:
+        fed.append(len(ids))
+        return forward(request_id, ids, last_only=last_only)
+
+    monkeypatch.setattr(target, "forward", counted)
+    request = make(target, prompt).request
+    last = None
+    while last is None:
+        (last,) = target.prefill([request], pieces)
+    assert fed == [len(part) for part in in_pieces]
+    assert max(fed) <= pieces
+    torch.testing.assert_close(last.logits(), whole[-1:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_chunk_of_prompts_goes_to_the_first_of_them(gpt2: Path) -> None:
     target = engine(gpt2)
-    (whole,) = target.open(1, 64).forward([list(range(3, 33))])
-    monkeypatch.setattr(module, "PREFILL_ROWS", 7)
-    (pieces,) = target.open(1, 64).forward([list(range(3, 33))])
-    (last,) = target.open(1, 64).forward([list(range(3, 33))], last_only=True)
-    torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(last, whole[-1:], rtol=1e-4, atol=1e-4)
+    requests = [make(target, prompt).request for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[2])]
+    first = target.prefill(requests, 7)
+    assert [rows is not None for rows in first] == [True, True, False]
+    assert [target.length(request.id) for request in requests] == [5, 1, 1]
+    (second,) = target.prefill(requests[2:], 7)
+    assert second is None
+    (third,) = target.prefill(requests[2:], 7)
+    for request, rows in zip(requests, [*first[:2], third], strict=True):
+        assert rows is not None
+        alone = target.forward(-1 - request.id, request.token_ids, last_only=True)
+        torch.testing.assert_close(rows.logits(), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_drafters_of_the_same_vocabulary_draft_for_it(
@@ -166,10 +218,10 @@ def test_drafters_of_the_same_vocabulary_draft_for_it(
     assert found.speculation is not None
     assert found.speculation.rounds > 0
     assert found.speculation.warnings == ()
-    twin = draft_model(open_tiny(tiny_target), model.target)
+    twin = DraftModelDrafter(open_tiny(tiny_target).transformer, model.target.vocab_size, 5)
     assert (
-        run(model.engine, twin, PROMPTS[0], draft_length=5, max_tokens=24).ids
-        == run(native.engine, None, PROMPTS[0], max_tokens=24).ids
+        run(model.parts.target, twin, PROMPTS[0], draft_length=5, max_tokens=24).ids
+        == run(native.parts.target, None, PROMPTS[0], max_tokens=24).ids
     )
     full = write_tiny_drafter(tmp_path / "full", tiny_target, scope=None)
     whole = d3d.load(str(tiny_target), full, device="cpu", dtype="float32", engine="transformers")
@@ -258,14 +310,14 @@ def test_what_cannot_be_rewound_is_refused_by_name_with_the_reason(
 def test_a_cache_that_only_looks_as_if_it_could_be_cut_is_found_out(
     gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.TransformersSession.crop
+    real = TransformersTarget.crop
 
-    def sloppy(session: Any, lengths: list[int]) -> None:
-        real(session, lengths)
-        layer = session._caches[0].layers[0]
+    def sloppy(target: TransformersTarget, request_id: int, length: int) -> None:
+        real(target, request_id, length)
+        layer: Any = target._caches[request_id].layers[0]
         layer.values = layer.values + 100.0
 
-    monkeypatch.setattr(module.TransformersSession, "crop", sloppy)
+    monkeypatch.setattr(TransformersTarget, "crop", sloppy)
     with pytest.raises(InvalidCheckpoint, match=r"'gpt2'.*can't be rewound.*other logits"):
         engine(gpt2)
 
@@ -344,7 +396,7 @@ def test_the_command_line_takes_the_engine(
     assert {row["method"]: row["identity"] and row["identity"]["identical"] for row in rows} == {
         "plain": None,
         "serial": True,
-        "lookup": True,
+        "ngram": True,
         "draft_model": True,
     }
     assert command("bench", "run", "foreign", *places, "--method", "lookup", *model).is_refusal(

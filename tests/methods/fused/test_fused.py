@@ -4,27 +4,41 @@ tokens finds its group."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from d3d.engine.drafter import Draft
+from d3d.engine.engine import Engine
+from d3d.engine.request import Request
+from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidRequest
-from d3d.methods.fused.engine import LONGEST_COPY, FusedEngine
-from d3d.methods.fused.plan import NEXT_ROUND, RowPlan, plan_rows
-from d3d.methods.fused.rows import BUDGETS, best_rows, expected_tokens
+from d3d.methods.base import Parts
+from d3d.methods.fused import engine as fused
+from d3d.methods.fused.config import FusedConfig
+from d3d.methods.fused.engine import LONGEST_COPY, DraftedGroup, FusedEngine, _LastPass
+from d3d.methods.fused.offers import CopiedOffers, Offer
+from d3d.methods.fused.plan import NEXT_ROUND, NO_SLOTS, RowPlan, plan_rows
+from d3d.methods.fused.rows import BUDGETS, best_rows, expected_tokens, row_price
+from d3d.methods.serial.denoise import NOT_FINITE
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
 from d3d.model.linear import pack_weights
+from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
 from d3d.train.config import Stage, TrainConfig
 from d3d.train.corpus import Sample
 from d3d.train.trainer import Trainer
-from support.drafters import block_logits, text, tiny_drafter
+from support.drafters import block_logits, grow, request, text, tiny_drafter
 from support.runs import SAMPLING, Run, make, run, run_all
 from support.tiny import tiny_transformer
+from support.tiny_model import open_tiny, random_drafter
 
+PRICE = 0.05
+"""Of a row, in tokens."""
 Kind = dict[str, Any]
 KINDS: list[Kind] = [
     {"block_attention": "causal"},
@@ -46,8 +60,13 @@ every_kind = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def target() -> NativeTarget:
-    return NativeTarget(tiny_transformer(seed=1))
+def base() -> Transformer:
+    return tiny_transformer(seed=1)
+
+
+@pytest.fixture
+def target(base: Transformer) -> NativeTarget:
+    return NativeTarget(base)
 
 
 def drafter(target: NativeTarget, *, strength: float = 1.0, **kind: Any) -> DrafterModel:
@@ -69,7 +88,7 @@ def fused_engine(
 
 
 def decode(engine: FusedEngine, runs: list[Run]) -> list[Run]:
-    return run_all(engine, engine.drafter, runs, engine.draft_length)
+    return run_all(engine, engine, runs)
 
 
 def six(target: NativeTarget, **params: Any) -> list[Run]:
@@ -119,16 +138,27 @@ def test_clean_rows_are_those_of_a_pass_without_slots_whatever_stands_in_them(
     target: NativeTarget,
 ) -> None:
     ids = text(20, seed=3)
-    plain = target.open(1, 60)
-    plain.forward([ids[:15]], last_only=True)
-    (expected,) = plain.forward([ids[15:19]])
+    plain = NativeTarget(target.model)
+    plain.forward([0], [ids[:15]])
+    (expected,) = plain.forward([0], [ids[15:19]])
     for strength in (0.0, 1.0, 30.0):
-        session = fused_engine(target, drafter(target, strength=strength)).open(1, 60)
-        session.forward([ids[:15]], last_only=True)
-        session.plans = {0: RowPlan(3, (4, 3, 2, 1))}
-        (clean,) = session.forward([ids[15:19]])
-        torch.testing.assert_close(clean, expected, atol=1e-5, rtol=1e-5)
-        assert session.lengths == [19]
+        engine = fused_engine(target, drafter(target, strength=strength))
+        (clean,) = verified(engine, request(ids[:16]), ids[16:19], RowPlan(3, (4, 3, 2, 1)))
+        torch.testing.assert_close(clean.raw, expected.raw, atol=1e-5, rtol=1e-5)
+        assert target.cache.lengths[-1] == 19
+    assert engine.num_held > 0
+
+
+def verified(
+    engine: FusedEngine, one: Request, drafted: list[int], plan: RowPlan
+) -> list[LogitRows]:
+    """A pass over its anchor and a draft, with slots as planned, behind all else of its text."""
+    engine.native.forward([one.id], [one.token_ids[:-1]])
+    engine.set_plan(one, plan)
+    assert engine.plan_of(one) == plan
+    rows = engine.verify([one], [Draft(tuple(drafted))])
+    assert engine.plan_of(one) == NO_SLOTS, "a plan is for one pass"
+    return rows
 
 
 @every_kind
@@ -137,16 +167,42 @@ def test_each_group_drafts_what_its_slots_would_draft_alone(
 ) -> None:
     model = drafter(target, **kind)
     ids = text(12, seed=4)
-    session = fused_engine(target, model).open(1, 60)
-    session.forward([ids[:8]], last_only=True)
-    session.plans = {0: RowPlan(3, (4, 0, 2, 5))}
-    session.forward([ids[8:12]])
+    engine, one = fused_engine(target, model), request(ids[:9])
+    verified(engine, one, ids[9:12], RowPlan(3, (4, 0, 2, 5)))
     for row, size in enumerate((4, 0, 2, 5)):
-        group = session.groups[0][row]
+        group = engine._member(one).groups[row]
         assert len(group.logits) == size
         if size:
             expected = block_logits(model, ids[: 9 + row], [-1] * (size + 1))[1:]
             torch.testing.assert_close(group.logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_in_a_batch_each_group_is_its_own_and_bystanders_are_left_alone(
+    target: NativeTarget,
+) -> None:
+    model, native = drafter(target), NativeTarget(target.model)
+    engine = fused_engine(native, model)
+    requests = [request(text(length, seed=length)) for length in (9, 20, 5, 14)]
+    native.forward([one.id for one in requests], [one.token_ids[:-1] for one in requests])
+    before = native.cache.lengths.copy()
+    for place, plan in ((0, RowPlan(1, (2, 3))), (2, RowPlan(0, (4,))), (3, NO_SLOTS)):
+        engine.set_plan(requests[place], plan)
+    asked = [requests[place] for place in (3, 0, 2)]
+    rows = engine.verify(asked, [Draft((7, 8)), Draft((9,)), Draft()])
+    assert [len(logits) for logits in rows] == [3, 2, 1]
+    fed = [
+        [*one.token_ids, *drafted] for one, drafted in zip(asked, ((7, 8), (9,), ()), strict=True)
+    ]
+    for token_ids, logits in zip(fed, rows, strict=True):
+        (expected,) = NativeTarget(target.model).forward([0], [token_ids])
+        torch.testing.assert_close(logits.raw, expected.raw[-len(logits) :], atol=1e-5, rtol=1e-4)
+    assert native.cache.lengths == [before[0] + 2, before[1], before[2] + 1, before[3] + 3]
+    for one, drafted, sizes in ((requests[0], [9], (2, 3)), (requests[2], [], (4,))):
+        for row, size in enumerate(sizes):
+            behind = [*one.token_ids, *drafted[:row]]
+            expected_logits = block_logits(model, behind, [-1] * (size + 1))[1:]
+            group = engine._member(one).groups[row]
+            torch.testing.assert_close(group.logits, expected_logits, atol=1e-5, rtol=1e-4)
 
 
 def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token(
@@ -154,22 +210,21 @@ def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token
 ) -> None:
     model = drafter(target)
     ids = text(12, seed=4)
-    engine = fused_engine(target, model, 16)
     for num_accepted in range(3):
-        session = engine.open(1, 60)
-        session.forward([ids[:8]], last_only=True)
-        one = sequence(ids[:9])
-        drafts = FusedDrafts(engine, session)
-        assert drafts.draft([one], [6])[0].token_ids == (), "nothing was drafted yet"
-        session.plans = {0: RowPlan(2, (3, 3, 3))}
-        drafts._last = {0: fused.LastPass(8, 2, 2, looked_up=False)}
-        session.forward([ids[8:11]])
-        one.commit([*ids[9 : 9 + num_accepted], 77])
-        session.crop([len(one) - 1])
+        engine = FusedEngine(NativeTarget(target.model), model, 6, 16)
+        one = request(ids[:9])
+        (draft,) = engine.propose([one])
+        assert draft.token_ids == (), "nothing was drafted yet"
+        member = engine._member(one)
+        member.last = _LastPass(8, 2, 2, looked_up=False)
+        verified(engine, one, ids[9:11], RowPlan(2, (3, 3, 3)))
+        grow(one, [*ids[9 : 9 + num_accepted], 77])
+        engine.rewind([one])
+        assert engine.native.cache.length(one.id) == len(one) - 1
         expected = block_logits(model, ids[: 9 + num_accepted], [-1] * 4)[1:].argmax(-1).tolist()
-        block = drafts.draft([one], [6])[0]
-        assert list(block.token_ids) == expected[: len(block.token_ids)]
-        assert block.token_ids
+        (draft,) = engine.propose([one])
+        assert list(draft.token_ids) == expected[: len(draft.token_ids)]
+        assert draft.token_ids
 
 
 def test_a_round_whose_group_was_left_out_goes_on_without_a_draft(target: NativeTarget) -> None:
@@ -191,6 +246,63 @@ def test_slots_that_are_not_finite_cost_speed_and_no_answer(target: NativeTarget
         for one in together
         if len(one.rounds) > 2
     )
+
+
+def test_slots_that_are_not_finite_reach_no_bystander(target: NativeTarget) -> None:
+    native = NativeTarget(target.model)
+    model = drafter(target)
+    model.set_mask_vector(torch.full_like(model.mask_vector, float("nan")))  # type: ignore[arg-type]
+    engine = fused_engine(native, model)
+    first, between, last = (request(text(length, seed=length)) for length in (9, 5, 12))
+    three = [first, between, last]
+    native.forward([one.id for one in three], [one.token_ids[:-1] for one in three])
+    engine.set_plan(first, RowPlan(0, (4,)))
+    engine.set_plan(last, RowPlan(0, (3,)))
+    rows = engine.verify([first, last], [Draft(), Draft()])
+    assert torch.isfinite(native.cache.keys).all()
+    assert torch.isfinite(native.cache.values).all()
+    rows.insert(1, *engine.verify([between], [Draft()]))
+    for one, logits in zip(three, rows, strict=True):
+        (expected,) = NativeTarget(target.model).forward([0], [one.token_ids], last_only=True)
+        torch.testing.assert_close(logits.raw, expected.raw, atol=1e-5, rtol=1e-5)
+    assert [draft.fault for draft in engine.propose([first, last])] == [NOT_FINITE] * 2
+
+
+def test_a_spoilt_request_goes_on_plainly_while_others_draft(target: NativeTarget) -> None:
+    """The guard suspends it: what was known of it is dropped, its place in the cache stays."""
+
+    class Spoiling(FusedEngine):
+        def propose(self, requests: Sequence[Request]) -> list[Draft]:
+            return [
+                Draft(fault="told so") if one.prompt_length == 4 and one.num_rounds == 3 else draft
+                for one, draft in zip(requests, super().propose(requests), strict=True)
+            ]
+
+    engine = Spoiling(NativeTarget(target.model), drafter(target), 4, 12)
+    together = decode(engine, six(target))
+    assert [one.ids for one in together] == [one.ids for one in run_all(target, None, six(target))]
+    assert [one.faults for one in together] == [[], [], ["told so"], [], [], []]
+    spoilt = together[2].rounds
+    assert len(spoilt) > 8
+    assert not any(stats.draft_length or stats.num_slots for stats in spoilt[3:])
+    assert any(stats.draft_length for stats in together[1].rounds[3:])
+
+
+def test_a_request_may_be_dropped_and_taken_up_again(target: NativeTarget) -> None:
+    """As `auto` does between rounds: it plans anew from nothing, and the answer stays."""
+
+    class Interrupted(FusedEngine):
+        def propose(self, requests: Sequence[Request]) -> list[Draft]:
+            for one in requests:
+                if one.num_rounds % 4 == 3:
+                    self.suspend(one)
+                    assert self.plan_of(one) == NO_SLOTS
+            return super().propose(requests)
+
+    engine = Interrupted(NativeTarget(target.model), drafter(target), 4, 12)
+    together = decode(engine, six(target))
+    assert [one.ids for one in together] == [one.ids for one in run_all(target, None, six(target))]
+    assert any(stats.num_accepted for one in together for stats in one.rounds)
 
 
 @pytest.mark.parametrize("lengths", [(1, 40, 40), (40, 1, 40), (1, 1, 1), (2, 1, 30)], ids=str)
@@ -270,21 +382,22 @@ def test_up_to_the_end_of_the_context() -> None:
 def test_interleaved_answers_in_different_modes_do_not_meet(target: NativeTarget) -> None:
     model = drafter(target)
     engine = fused_engine(target, model)
+    shared = BlockDrafter(model, 97, shared_cache=target.cache)
     ways: list[tuple[Any, Any]] = [
-        (engine, engine.drafter),
-        (target, BlockDrafter(model, 97)),
+        (engine, engine),
+        (target, shared),
         (target, None),
-        (engine, engine.drafter),
+        (engine, engine),
+        (target, BlockDrafter(model, 97)),
     ]
-    runs = [make(target, text(5, seed=number), max_tokens=40) for number in range(4)]
-    streams = [
-        loop.decode(way[0], way[1], [one.request], 4) for way, one in zip(ways, runs, strict=True)
-    ]
+    runs = [make(target, text(5, seed=number), max_tokens=40) for number in range(5)]
+    streams = [Engine(*way).run([one.request]) for way, one in zip(ways, runs, strict=True)]
     while streams:
         streams = [stream for stream in streams if next(stream, None) is not None]
     assert [one.ids for one in runs] == [
-        run(target, None, text(5, seed=number), max_tokens=40).ids for number in range(4)
+        run(target, None, text(5, seed=number), max_tokens=40).ids for number in range(5)
     ]
+    assert target.num_held == engine.num_held == 0
 
 
 @pytest.mark.parametrize(
@@ -323,19 +436,16 @@ def test_rows_stay_within_the_budget(target: NativeTarget, monkeypatch: pytest.M
     (one,) = decode(fused_engine(target, drafter(target), 9, 5), [make(target, max_tokens=100)])
     assert max(seen) == 9
     told = [
-        1 + event.stats.draft_length + event.stats.num_slots
-        for event in one.events
-        if event.stats and event.stats.num_slots
+        1 + stats.draft_length + (stats.num_slots or 0) for stats in one.rounds if stats.num_slots
     ]
     assert told == seen
 
 
 def test_no_slot_is_hung_where_nothing_can_follow(target: NativeTarget) -> None:
     engine = fused_engine(target, drafter(target))
-    session = engine.open(1, 40)
-    session.forward([text(5)], last_only=True)
-    FusedDrafts(engine, session).draft([sequence(text(6))], [1])
-    assert session.plans == {0: RowPlan(0, (0,))}
+    one = request(text(6), room=1)
+    engine.propose([one])
+    assert engine.plan_of(one) == RowPlan(0, (0,))
 
 
 # Which rows
@@ -392,35 +502,60 @@ def test_a_row_that_promises_less_than_its_price_is_left_out() -> None:
 def test_where_rows_cost_something_a_hopeless_drafter_is_asked_now_and_then_only(
     target: NativeTarget,
 ) -> None:
-    hopeless = fused_engine(target, drafter(target), 12, 4)
+    model = drafter(target)
     runs = [
-        decode(replace(hopeless, row_price=price), [make(target, max_tokens=150)])
+        decode(FusedEngine(target, model, 4, 12, row_price=price), [make(target, max_tokens=150)])
         for price in (0.0, 0.05)
     ]
     assert runs[0][0].ids == runs[1][0].ids
-    free, priced = (
-        [event.stats.draft_length > 0 for event in one[0].events if event.stats] for one in runs
-    )
+    free, priced = ([stats.draft_length > 0 for stats in one[0].rounds] for one in runs)
     assert sum(priced[-60:]) < 0.5 * sum(free[-60:])
     assert any(priced[-60:])
 
 
-def test_rows_have_their_price_on_a_cpu(target: NativeTarget) -> None:
-    chosen = decoding(
-        "fused",
-        target,
-        BlockDrafter(drafter(target), 97),
-        ModeOptions(rows=7, lookup=3),
-        lambda: 12,
-        _no_async,
-    ).target
-    assert isinstance(chosen, FusedEngine)
-    assert (chosen.rows, chosen.lookup, chosen.row_price) == (7, 3, row_price(torch.device("cpu")))
-    assert row_price(torch.device("cpu")) > row_price(torch.device("meta")) == 0
+def test_rows_have_their_price_which_is_measured_once_per_machine(
+    tiny_target: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def seconds(*arguments: Any) -> float:
+        measured.append(arguments[3])
+        return 1.0 + 0.04 * arguments[3]
+
+    monkeypatch.setattr("d3d.methods.fused.rows.pass_seconds", seconds)
+    base = open_tiny(tiny_target)
+    target = NativeTarget(base.transformer)
+    for _ in range(2):
+        parts = Parts(base, target, random_drafter(base))
+        built = FusedConfig(rows=7, lookup=3).build(parts)
+        engine = built.target
+        assert isinstance(engine, FusedEngine)
+        assert engine is built.drafter
+        assert (engine.rows, engine.lookup) == (7, 3)
+        assert engine.max_draft_length == LONGEST_COPY
+        assert engine.row_price == pytest.approx(0.04 / 1.04)
+    assert measured == [1, 4, 16]
+    assert "row_price" in (cache / "machine.jsonl").read_text()
+    engine = FusedConfig().build(parts).target
+    assert isinstance(engine, FusedEngine)
+    assert engine.rows in BUDGETS
+    assert (engine.lookup, engine.max_draft_length) == (0, 5)
 
 
-def _no_async(_: Any) -> Any:
-    raise AssertionError("fused mode opens no worker")
+def test_rows_that_cost_nothing_have_no_price(
+    target: NativeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds_a_row, price in ((0.0, 0.0), (-0.01, 0.0), (0.5, 0.5 / 1.5)):
+        monkeypatch.setattr(
+            "d3d.methods.fused.rows.pass_seconds",
+            lambda *given, cost=seconds_a_row: 1.0 + cost * given[3],
+        )
+        assert row_price(target, drafter(target), 4) == pytest.approx(price)
+
+
+def test_the_price_of_a_row_is_a_figure_of_real_passes(target: NativeTarget) -> None:
+    assert 0 <= row_price(target, drafter(target), 4) < 1
+    assert target.num_held == 0
 
 
 def test_near_the_end_nothing_is_drafted_that_could_not_be_used() -> None:
@@ -446,13 +581,13 @@ def test_the_budget_of_least_time_per_token_is_found(
     target: NativeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = drafter(target)
-    most = max(BUDGETS, key=lambda rows: expected_tokens(rows, 5, row_price(torch.device("cpu"))))
+    most = max(BUDGETS, key=lambda rows: expected_tokens(rows, 5, PRICE))
     for seconds_a_row, best in ((1e-9, most), (100.0, BUDGETS[0])):
         monkeypatch.setattr(
-            "d3d.drafting.fused_budget.pass_seconds",
+            "d3d.methods.fused.rows.pass_seconds",
             lambda *given, cost=seconds_a_row: 1.0 + cost * given[3],
         )
-        assert best_rows(target, model, 5) == best
+        assert best_rows(target, model, 5, PRICE) == best
 
 
 @pytest.mark.parametrize("context", [6, 10, 33, 34])
@@ -481,7 +616,7 @@ def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(
             draft_length,
             12,
             lookup=2,
-            row_price=row_price(torch.device("cpu")),
+            row_price=PRICE,
         )
         runs = decode(
             engine,
@@ -506,54 +641,52 @@ def test_a_draft_of_slots_goes_on_with_copies_and_no_longer_than_drafts_may_be(
     prompt = text(6) * 4
     whole = [*prompt, *run(repeating, prompt=prompt, max_tokens=60).ids]
 
-    def right(self: FusedDrafts, group: fused.Group, sequence: Sequence) -> Offer:
-        tokens = tuple(whole[len(sequence) :][: len(group.states)])
+    def right(self: FusedEngine, group: DraftedGroup, one: Request) -> Offer:
+        tokens = tuple(whole[len(one) :][: len(group.states)])
         return Offer(tokens, (0.9,) * len(tokens))
 
-    monkeypatch.setattr(FusedDrafts, "_choose", right)
-    monkeypatch.setattr(LookedUp, "offer", lambda self, token_ids: Offer((), (), looked_up=True))
-    options = ModeOptions(rows=40, lookup=2)
-    chosen = decoding(
-        "fused", repeating, BlockDrafter(drafter(repeating), 97), options, lambda: 12, _no_async
-    )
-    assert isinstance(chosen.target, FusedEngine)
-    assert chosen.draft_length == LONGEST_COPY > chosen.target.longest_group == 5
-    (one,) = decode(chosen.target, [make(repeating, prompt, max_tokens=60)])
+    def none(self: CopiedOffers, token_ids: list[int]) -> Offer:
+        return Offer((), (), looked_up=True)
+
+    monkeypatch.setattr(FusedEngine, "_choose", right)
+    monkeypatch.setattr(CopiedOffers, "offer", none)
+    engine = FusedEngine(repeating, drafter(repeating), LONGEST_COPY, 40, lookup=2, row_price=PRICE)
+    assert engine.max_draft_length == LONGEST_COPY > engine.longest_group == 5
+    (one,) = decode(engine, [make(repeating, prompt, max_tokens=60)])
     assert [*prompt, *one.ids] == whole
-    assert max(stats.num_accepted for stats in one.rounds) > chosen.target.longest_group, (
+    assert max(stats.num_accepted for stats in one.rounds) > engine.longest_group, (
         "with slots alone it could not be"
     )
-    (shorter,) = decode(
-        replace(chosen.target, draft_length=3), [make(repeating, prompt, max_tokens=60)]
-    )
+    engine = FusedEngine(repeating, drafter(repeating), 3, 40, lookup=2, row_price=PRICE)
+    (shorter,) = decode(engine, [make(repeating, prompt, max_tokens=60)])
     assert max(stats.draft_length for stats in shorter.rounds) == 3
 
 
 def test_copies_behind_a_draft_are_believed_as_far_as_they_were_kept() -> None:
-    looked_up = LookedUp(2, 5)
+    copies = CopiedOffers(2, 5)
     known, drafted = [1, 2, 3, 9, 4, 5, 1], Offer((2, 3), (0.9, 0.8))
-    gone_on = looked_up.gone_on(known, drafted)
-    assert gone_on == ((2, 3, 9, 4, 5), (0.9, 0.8, *[pytest.approx(0.75)] * 3), False)
-    assert looked_up.gone_on(known, Offer((7, 8), (0.9, 0.8))) == ((7, 8), (0.9, 0.8), False)
-    assert looked_up.gone_on(known, Offer((), ())) == Offer((), ())
-    assert looked_up.gone_on(known, Offer((2, 3, 9, 4, 6), (0.9,) * 5)).tokens == (2, 3, 9, 4, 6)
-    looked_up.add_gone_on(2, 5, 2)  # the first of three was not kept
-    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(3 / 5)
-    looked_up.add_gone_on(2, 5, 5)
-    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(6 / 8)
-    looked_up.add_gone_on(2, 5, 1)  # none of them was looked at
-    assert looked_up.gone_on(known, drafted).confidences[2] == pytest.approx(6 / 8)
+    continued = copies.continued(known, drafted)
+    assert continued == ((2, 3, 9, 4, 5), (0.9, 0.8, *[pytest.approx(0.75)] * 3), False)
+    assert copies.continued(known, Offer((7, 8), (0.9, 0.8))) == ((7, 8), (0.9, 0.8), False)
+    assert copies.continued(known, Offer((), ())) == Offer((), ())
+    assert copies.continued(known, Offer((2, 3, 9, 4, 6), (0.9,) * 5)).tokens == (2, 3, 9, 4, 6)
+    copies.add_continued(2, 5, 2)  # the first of three was not kept
+    assert copies.continued(known, drafted).confidences[2] == pytest.approx(3 / 5)
+    copies.add_continued(2, 5, 5)
+    assert copies.continued(known, drafted).confidences[2] == pytest.approx(6 / 8)
+    copies.add_continued(2, 5, 1)  # none of them was looked at
+    assert copies.continued(known, drafted).confidences[2] == pytest.approx(6 / 8)
 
 
 def test_what_a_text_offers_is_believed_as_far_as_it_was_kept() -> None:
-    looked_up = LookedUp(2, 3)
-    offer = looked_up.offer([1, 2, 3, 9, 1, 2])
+    copies = CopiedOffers(2, 3)
+    offer = copies.offer([1, 2, 3, 9, 1, 2])
     assert offer.tokens == (3, 9, 1)
     assert offer.confidences == pytest.approx((0.65, 0.65, 0.65))
     assert offer.promise(3) == pytest.approx(0.65 + 0.65**2 + 0.65**3)
     assert offer.promise(1) == pytest.approx(0.65)
-    assert looked_up.offer([1, 2, 3, 9, 1, 2, 7]).promise(3) == 0
+    assert copies.offer([1, 2, 3, 9, 1, 2, 7]).promise(3) == 0
     for _ in range(50):
-        looked_up.survival.add(3, 1)
-    assert looked_up.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[0] > 0.9
-    assert looked_up.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[1] < 0.1
+        copies.survival.add(3, 1)
+    assert copies.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[0] > 0.9
+    assert copies.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[1] < 0.1

@@ -3,14 +3,14 @@ goes astray."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from d3d.engine.drafter import Draft
+from d3d.engine.request import Request
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import Alignment, DeltaConfig, DrafterConfig
 from d3d.model.from_target import from_target
@@ -119,42 +119,22 @@ def test_the_target_itself_as_drafter_is_always_right_about_the_next_token(
     assert all(stats.num_accepted >= 1 for stats in drafted.rounds if stats.draft_length)
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A drafter that spoils some blocks, and checks that a drafter without a past would have
+class Compared(BlockDrafter):
+    """A drafter that spoils some drafts, and checks that a drafter without a past would have
     drafted the same."""
 
-    inner: BlockDrafter
+    num_drafts = 0
 
-    @property
-    def block_size(self) -> int:
-        return self.inner.block_size
-
-    def open(self, num_sequences: int, capacity: int) -> ComparedSession:
-        return ComparedSession(self, self.inner.open(num_sequences, capacity), capacity)
-
-
-class ComparedSession:
-    def __init__(self, compared: Compared, session: DraftSession, capacity: int) -> None:
-        self.compared, self.session, self.capacity = compared, session, capacity
-        self.num_drafts = 0
-
-    def draft(self, sequences: ListLike[Sequence], lengths: ListLike[int]) -> list[Draft]:
-        blocks = self.session.draft(sequences, lengths)
-        cached = self.session.lengths  # type: ignore[attr-defined]
-        assert all(
-            length <= len(sequence) for length, sequence in zip(cached, sequences, strict=True)
-        )
-        fresh = self.compared.inner.open(len(sequences), self.capacity)
-        assert blocks == fresh.draft(sequences, lengths)
+    def propose(self, requests: Sequence[Request]) -> list[Draft]:
+        drafts = super().propose(requests)
+        held = [request for request in requests if request.id in self._cache]
+        assert all(self._cache.length(request.id) <= len(request) for request in held)
+        assert drafts == BlockDrafter(self.model, 97).propose(requests)
         self.num_drafts += 1
         assert self.num_drafts < 200
         if self.num_drafts % 3 == 0:
-            return [Draft(tuple((token + 1) % 97 for token in block.token_ids)) for block in blocks]
-        return blocks
-
-    def keep(self, rows: list[int]) -> None:
-        self.session.keep(rows)
+            return [Draft(tuple((token + 1) % 97 for token in draft.token_ids)) for draft in drafts]
+        return drafts
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
@@ -162,9 +142,8 @@ class ComparedSession:
 def test_what_was_rejected_leaves_no_trace_in_the_drafter(
     target: NativeTarget, plain: list[list[int]], alignment: Alignment, attention: str
 ) -> None:
-    together = run_all(
-        target, Compared(drafter(target, "random", alignment, attention)), requests(target), 6
-    )
+    model = drafter(target, "random", alignment, attention).model
+    together = run_all(target, Compared(model, 97), requests(target), 6)
     assert not [one.faults for one in together if one.faults], (
         "a failed comparison shows as a fault"
     )
@@ -180,7 +159,7 @@ def test_past_the_drafters_context_decoding_goes_on_plainly(
     assert [one.ids for one in together] == plain
     for one in together:
         assert one.faults == []
-        length = one.request.sequence.prompt_length + 1
+        length = one.request.prompt_length + 1
         for stats in one.rounds:
             assert stats.draft_length <= max(0, context - length)
             length += stats.num_committed

@@ -4,7 +4,6 @@ stays the target's own."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from d3d.engine.drafter import Draft
 from d3d.methods.serial.drafter import BlockDrafter, confident_prefix
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
-from support.drafters import block_logits, every_kind, reference_draft, text, tiny_drafter
+from support.drafters import block_logits, every_kind, reference_draft, request, text, tiny_drafter
 from support.runs import SAMPLING, make, run_all
 from support.tiny import tiny_transformer
 
@@ -52,9 +51,10 @@ def test_what_is_cut_comes_back_nowhere_and_faults_stay() -> None:
 def blocks_of(
     model: DrafterModel, least: float | None, *, steps: int = 1, length: int = 6
 ) -> list[Draft]:
-    drafter = BlockDrafter(model, 97, steps, least)
+    options = {"num_denoise_steps": steps, "draft_confidence": least, "draft_length": length}
     return [
-        drafter.open(1, 100).draft([sequence(text(20, seed))], [length])[0] for seed in range(6)
+        BlockDrafter(model, 97, **options).propose([request(text(20, seed))])[0]  # type: ignore
+        for seed in range(6)
     ]
 
 
@@ -100,7 +100,7 @@ def test_the_answer_stays_the_targets_own(
     )
     cut = run_all(
         engine,
-        BlockDrafter(model, 97, 1, least),
+        BlockDrafter(model, 97, shared_cache=engine.cache_for(model), draft_confidence=least),
         [make(engine, text(8, seed), max_tokens=24, **params) for seed in range(3)],
         draft_length=6,
     )
@@ -111,12 +111,12 @@ def test_the_answer_stays_the_targets_own(
 def test_a_higher_threshold_drafts_less_and_keeps_the_targets_own_first_token() -> None:
     base = tiny_transformer(seed=1)
     engine = NativeTarget(base)
-    drafter = BlockDrafter(tiny_drafter(base), 97)
+    model = tiny_drafter(base)
     drafted, rates = [], []
     for least in (0.0, 0.05, 0.3, 1.0):
         one = run_all(
             engine,
-            replace(drafter, draft_confidence=least),
+            BlockDrafter(model, 97, shared_cache=engine.cache, draft_confidence=least),
             [make(engine, text(8), max_tokens=60)],
             draft_length=6,
         )[0]
@@ -135,7 +135,7 @@ def test_a_higher_threshold_drafts_less_and_keeps_the_targets_own_first_token() 
 def test_a_sampled_request_may_go_without_a_draft() -> None:
     base = tiny_transformer(seed=1)
     engine = NativeTarget(base)
-    drafter = BlockDrafter(tiny_drafter(base), 97, 1, 1.0)
+    drafter = BlockDrafter(tiny_drafter(base), 97, shared_cache=engine.cache, draft_confidence=1.0)
     one = run_all(
         engine,
         drafter,
@@ -155,7 +155,7 @@ def test_nothing_is_sure_where_the_drafter_can_not_draft_every_token() -> None:
     model.set_draft_ids(others)
     one = run_all(
         engine,
-        BlockDrafter(model, 97, 1, 1.0),
+        BlockDrafter(model, 97, shared_cache=engine.cache_for(model), draft_confidence=1.0),
         [make(engine, text(8), max_tokens=20)],
         draft_length=6,
     )[0]

@@ -22,7 +22,7 @@ from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig
 from d3d.train.corpus import Sample
 from d3d.train.replay import predict_blocks
 from d3d.train.run import TrainingRun, frequent_tokens
-from support.drafters import block_logits, text, tiny_drafter
+from support.drafters import block_logits, request, text, tiny_drafter
 from support.runs import make, run_all
 from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny, random_drafter, write_tiny_target
@@ -51,12 +51,8 @@ def test_each_place_gets_the_best_of_those_tokens(prepared: bool) -> None:
             model.prepare_to_draft()
             pack_weights(model)
     for seed in range(5):
-        drafts.add(
-            BlockDrafter(model, 97)
-            .open(1, 60)
-            .draft([sequence(text(9, seed=seed))], [6])[0]
-            .token_ids
-        )
+        (draft,) = BlockDrafter(model, 97).propose([request(text(9, seed=seed))])
+        drafts.add(draft.token_ids)
     assert drafts == set(wanted)
     assert len(drafts) == 5
 
@@ -65,7 +61,7 @@ def test_successors_and_replay_keep_to_them_too() -> None:
     model = limited()
     blocks = (
         PackedDrafter(model, 97)
-        .open(100, 8)
+        .open(8)
         .prepare(text(8), [7, 50], [Outcome(2, 9), Outcome(0, 1)], 6)
     )
     assert blocks[Outcome(2, 9)].token_ids == expected(model, [*text(8), 7, 50, 9])
@@ -83,9 +79,10 @@ def test_answers_are_the_targets_own_whatever_can_be_drafted() -> None:
     runs, plain = (
         [make(target, text(3 + n, seed=n), max_tokens=20) for n in range(3)] for _ in range(2)
     )
-    assert [one.ids for one in run_all(target, BlockDrafter(model, 97), runs, 5)] == [
-        one.ids for one in run_all(target, None, plain, 0)
-    ]
+    assert [
+        one.ids
+        for one in run_all(target, BlockDrafter(model, 97, shared_cache=target.cache), runs, 5)
+    ] == [one.ids for one in run_all(target, None, plain, 0)]
 
 
 def test_a_checkpoint_brings_them_along(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from d3d.engine.sampling import SamplingParams
 from d3d.hub.checkpoint import save_drafter
 from d3d.hub.open_drafter import load_drafter
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import pack_weights
+from support.drafters import request
 from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny
 
@@ -44,13 +44,8 @@ def draft(
     model: DrafterModel, texts: list[list[int]] | None = None, steps: int = 1
 ) -> list[tuple[int, ...]]:
     texts = texts or [TEXT]
-    session = BlockDrafter(model, VOCAB, steps).open(len(texts), 64)
-    return [
-        block.token_ids
-        for block in session.draft(
-            [Sequence(ids, SamplingParams()) for ids in texts], [5] * len(texts)
-        )
-    ]
+    drafter = BlockDrafter(model, VOCAB, num_denoise_steps=steps)
+    return [made.token_ids for made in drafter.propose([request(ids) for ids in texts])]
 
 
 @pytest.mark.parametrize("alignment", ["next", "same"])
@@ -106,8 +101,9 @@ def test_a_mask_token_is_never_chosen() -> None:
     torch.nn.init.normal_(model.previous_token_head.up, generator=torch.Generator().manual_seed(5))
     for seed in range(30):
         ids = torch.randint(0, 50, (4,), generator=torch.Generator().manual_seed(seed)).tolist()
-        session = BlockDrafter(model.eval(), 50).open(1, 64)
-        assert 7 not in session.draft([Sequence(ids, SamplingParams())], [5])[0].token_ids[1:]
+        (made,) = BlockDrafter(model.eval(), 50).propose([request(ids)])
+        assert len(made.token_ids) == 5
+        assert 7 not in made.token_ids[1:]
 
 
 def test_packed_weights_change_nothing() -> None:

@@ -16,7 +16,7 @@ from d3d.model.drafter import DeltaConfig, DrafterConfig, DrafterModel
 from d3d.model.linear import Linear, merge_deltas, pack_weights
 from d3d.target.native import NativeTarget
 from d3d.train.blocks import clean_pass, hang_blocks, joint_pass, slot_pass
-from support.drafters import block_logits, reference_draft, text, tiny_drafter
+from support.drafters import block_logits, grow, reference_draft, request, text, tiny_drafter
 from support.runs import make, run_all
 from support.tiny import tiny_transformer
 
@@ -38,13 +38,13 @@ def thin_drafter(**config: Any) -> DrafterModel:
 @every_thin
 def test_drafts_are_those_of_the_definition(kind: dict[str, Any]) -> None:
     model = thin_drafter(**kind)
-    session = BlockDrafter(model, 97).open(2, 100)
-    batch = [sequence(text(9)), sequence(text(4, seed=3))]
+    drafter = BlockDrafter(model, 97)
+    batch = [request(text(9)), request(text(4, seed=3))]
     seen = set()
     for committed in (0, 1, 3, 7):
         for one in batch:
-            one.commit(text(committed, seed=committed))
-        drafted = [block.token_ids for block in session.draft(batch, [6, 6])]
+            grow(one, text(committed, seed=committed))
+        drafted = [made.token_ids for made in drafter.propose(batch)]
         assert drafted == [tuple(reference_draft(model, one.token_ids, 6)) for one in batch]
         seen |= set(drafted)
     assert len(seen) > 4
@@ -54,7 +54,7 @@ def test_drafts_are_those_of_the_definition(kind: dict[str, Any]) -> None:
 def test_packed_successors_are_those_drafted_alone(kind: dict[str, Any]) -> None:
     model = thin_drafter(**kind)
     draft, outcomes = [7, 50, 3], [Outcome(3, 9), Outcome(0, 1), Outcome(2, 60)]
-    blocks = PackedDrafter(model, 97).open(100, 8).prepare(text(8), draft, outcomes, 5)
+    blocks = PackedDrafter(model, 97).open(8).prepare(text(8), draft, outcomes, 5)
     for outcome, block in blocks.items():
         behind = [*text(8), *draft[: outcome.num_accepted], outcome.bonus_token]
         assert list(block.token_ids) == reference_draft(model, behind, 5)
@@ -109,7 +109,9 @@ def test_beside_its_target_answers_are_the_targets_own(
     runs, plain = (
         [make(target, text(3 + n, seed=n), max_tokens=20) for n in range(3)] for _ in range(2)
     )
-    assert [one.ids for one in run_all(target, BlockDrafter(model, 97), runs, 5)] == [
+    drafter = BlockDrafter(model, 97, shared_cache=target.cache_for(model))
+    assert drafter.num_missing(runs[0].request) == 0, "it drafts on the target's cache"
+    assert [one.ids for one in run_all(target, drafter, runs, 5)] == [
         one.ids for one in run_all(target, None, plain, 0)
     ]
 
@@ -122,11 +124,8 @@ def test_merged_deltas_draft_the_same_and_serve_passes_of_slots_only(packed: boo
         if packed:
             pack_weights(merged)
     for seed in range(4):
-        one = sequence(text(9, seed=seed))
-        drafts = [
-            BlockDrafter(model, 97).open(1, 60).draft([one], [6])[0].token_ids
-            for model in (plain, merged)
-        ]
+        one = request(text(9, seed=seed))
+        drafts = [BlockDrafter(model, 97).propose([one]) for model in (plain, merged)]
         assert drafts[0] == drafts[1]
     with torch.no_grad():
         x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(3))

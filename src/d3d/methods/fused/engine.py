@@ -264,10 +264,12 @@ class FusedEngine(Target, Drafter):
         # slots that are not finite still reach clean rows, though hidden: 0 * inf. The target's
         # answer is computed without them.
         for request, length, is_finite in zip(requests, before, finite, strict=True):
-            self._members[request.id].faulty |= not is_finite
-            self._members[request.id].groups = []
+            if member := self._members.get(request.id):
+                member.faulty |= not is_finite
+                member.groups = []
             self.native.cache.crop(request.id, length)
-            self.native.cache.clear_behind(request.id)
+        for sequence_id in self.native.cache.ids:  # slots of the pass fall behind bystanders, too
+            self.native.cache.clear_behind(sequence_id)
         return self.native.verify(requests, drafts)
 
     def _pass(
@@ -292,9 +294,9 @@ class FusedEngine(Target, Drafter):
             kept[row] = len(draft.token_ids) + 1
             states = hidden[row, layout.width : layout.width + num_slots].split(plan)
             scores = logits[row, layout.width : layout.width + num_slots].split(plan)
-            self._members[request.id].groups = [
-                DraftedGroup(*pair) for pair in zip(states, scores, strict=True)
-            ]
+            if member := self._members.get(request.id):
+                pairs = zip(states, scores, strict=True)
+                member.groups = [DraftedGroup(*pair) for pair in pairs]
             rows.append(LogitRows(logits[row, : kept[row]]))
         window.advance(kept)
         return rows

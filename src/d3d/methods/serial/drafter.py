@@ -125,8 +125,8 @@ class BlockDrafter(Drafter):
         finally:
             for sequence_id, length in before.items():
                 self._cache.crop(sequence_id, length)
-        for sequence_id, draft in zip(ids, drafts, strict=True):
-            if draft.fault is not None:
+        if any(draft.fault is not None for draft in drafts):
+            for sequence_id in self._cache.ids:  # slots of the pass fall behind bystanders, too
                 self._cache.clear_behind(sequence_id)
         return drafts
 
