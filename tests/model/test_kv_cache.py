@@ -241,6 +241,50 @@ def test_it_grows_in_the_middle_of_a_pass() -> None:
     ]
 
 
+def test_room_is_made_ahead_and_never_taken_away() -> None:
+    cache = new_cache(ids=(0, 1), capacity=4)
+    add(cache, rows([1, 2, 3], [4, 0, 0]), [3, 1])
+    keys = cache.keys
+    for capacity in (0, 3, 4):
+        cache.reserve(capacity)
+        assert cache.keys is keys, "there is room already"
+    cache.reserve(9)
+    assert cache.capacity >= 9
+    assert [held(cache, 0), held(cache, 1)] == [[1, 2, 3], [4]]
+    keys = cache.keys
+    add(cache, rows([5, 6, 7, 8, 9, 10], [11, 12, 0, 0, 0, 0]), [6, 2])
+    assert cache.keys is keys, "it was made before"
+    assert [held(cache, 0), held(cache, 1)] == [[1, 2, 3, 5, 6, 7, 8, 9, 10], [4, 11, 12]]
+
+
+def test_a_text_that_grows_by_single_tokens_is_copied_now_and_then_only() -> None:
+    cache = new_cache(ids=(0,), capacity=4)
+    capacities = set()
+    for value in range(200):
+        add(cache, rows([float(value)]), [1])
+        capacities.add(cache.capacity)
+    assert held(cache, 0) == list(range(200))
+    assert len(capacities) < 15
+
+
+def test_one_window_serves_pass_after_pass() -> None:
+    cache = new_cache(ids=(0, 1))
+    window = cache.window([0, 1])
+    for values, kept in (
+        (rows([1, 2], [3, 4]), [2, 1]),
+        (rows([5, 6], [7, 8]), [1, 2]),  # as many rows, at other places
+        (rows([9, 10], [11, 12]), [0, 1]),
+        (rows([13, 14], [15, 16]), [2, 2]),
+        (rows([17], [18]), [1, 1]),
+    ):
+        for layer in range(2):
+            window.append(layer, values + 100 * layer, -values)
+        window.advance(kept)
+    assert held(cache, 0) == [1, 2, 5, 13, 14, 17]
+    assert held(cache, 1) == [3, 7, 8, 11, 15, 16, 18]
+    assert held(cache, 1, layer=1) == [103, 107, 108, 111, 115, 116, 118]
+
+
 def test_a_full_cache_is_no_error() -> None:
     cache = new_cache(ids=(0,), capacity=4)
     add(cache, rows([1, 2, 3, 4]), [4])

@@ -72,10 +72,11 @@ def test_ids_are_those_of_our_own_engine(tmp_path: Path, family: str) -> None:
 def test_logits_are_those_of_our_own_engine_after_every_rewind(tiny_target: Path) -> None:
     native, other = NativeTarget(open_tiny(tiny_target).transformer), engine(tiny_target)
     for feeds, lengths, last_only in (
-        ({4: [5, 17, 80], 9: [3]}, [2, 1], False),
-        ({9: [4, 9]}, [2, 2], False),
-        ({9: [7], 4: [1, 2, 3]}, [0, 3], True),
-        ({4: [8]}, [1, 3], False),
+        ({4: [5, 17, 80], 6: [50, 51], 9: [3]}, [2, 2, 1], False),
+        ({9: [4, 9]}, [2, 2, 2], False),
+        ({9: [7], 4: [1, 2, 3]}, [0, 2, 3], True),
+        ({4: [8]}, [1, 2, 3], False),
+        ({6: [52, 53], 9: [10]}, [1, 3, 4], False),
     ):
         ids = list(feeds)
         passes = native.forward(ids, [feeds[i] for i in ids], last_only=last_only)
@@ -83,11 +84,11 @@ def test_logits_are_those_of_our_own_engine_after_every_rewind(tiny_target: Path
             theirs = other.forward(sequence_id, feeds[sequence_id], last_only=last_only)
             assert theirs.dtype == torch.float32
             torch.testing.assert_close(rows.logits(), theirs, rtol=1e-4, atol=1e-4)
-        for sequence_id, length in zip((4, 9), lengths, strict=True):
+        for sequence_id, length in zip((4, 6, 9), lengths, strict=True):
             native.cache.crop(sequence_id, length)
             other.crop(sequence_id, length)
-        assert [other.length(i) for i in (4, 9)] == lengths
-        assert [native.cache.length(i) for i in (4, 9)] == lengths
+        assert [other.length(i) for i in (4, 6, 9)] == lengths
+        assert [native.cache.length(i) for i in (4, 6, 9)] == lengths
 
 
 def test_a_rewind_keeps_all_but_the_anchor_and_an_end_forgets_the_request(gpt2: Path) -> None:

@@ -29,7 +29,7 @@ from d3d.model.masks.rules import (
 MASKED = -1
 """Stands for a token that is not drafted yet."""
 
-PADDING = 1 << 21
+PADDING = 1 << 30
 """Block number of slots that only fill up a batch: nobody sees them."""
 
 
@@ -91,7 +91,9 @@ def lay_out(
     fields = torch.tensor(table, dtype=torch.long).view(len(table), width + num_slots, 5)
     token_ids, *row_fields = fields.unbind(-1)
     rows = Rows(*row_fields)
-    is_packed = any(group.branch != TRUNK for each in groups for group in each)
+    is_packed = any(anchors) or any(
+        group.has_guess or group.branch != TRUNK for each in groups for group in each
+    )
     rule = union(packed_rules(attention) if is_packed else block_rules(attention))
     return PassLayout(token_ids, rows, pass_mask(rule, rows, list(cached)), width, num_slots)
 
