@@ -130,7 +130,12 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
     ):
         assert (
             run(
-                model.parts.target, drafter, PROMPTS[0], draft_length=6, max_tokens=20, ignore_eos=True
+                model.parts.target,
+                drafter,
+                PROMPTS[0],
+                draft_length=6,
+                max_tokens=20,
+                ignore_eos=True,
             ).ids
             == expected
         )
