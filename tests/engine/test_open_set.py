@@ -25,8 +25,8 @@ from support.drafters import text, tiny_drafter
 from support.tiny import tiny_transformer
 
 NUM_REQUESTS = 1000
-PREFILL_ROWS = 16
-MAX_BATCH = 12
+PREFILL_ROWS = 24
+MAX_BATCH = 20
 WAYS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 3},
@@ -36,9 +36,9 @@ WAYS: list[dict[str, Any]] = [
 PROMPTS = [
     *(text(length, seed=length) for length in (1, 2, 5, 9, 14)),
     [5, 17, 80] * 4,
-    text(50, seed=4),  # four chunks
+    text(70, seed=4),  # several chunks
 ]
-LIMITS = (1, 2, 5, 9, 14)
+LIMITS = (1, 2, 4, 7, 12)
 FAULT_EVERY = 23
 """One draft, or notice, of so many is spoilt."""
 
@@ -217,7 +217,7 @@ def test_a_thousand_requests_come_and_go(
     coming = list(reversed(everybody))
     read_by_chunks = False
     while coming or engine.has_work:
-        for _ in range(min(len(coming), draw.choice((0, 1, 2, 3, 6)))):
+        for _ in range(min(len(coming), draw.choice((0, 1, 3, 6, 12)))):
             here.append(coming.pop())
             engine.add(here[-1].request)
         cancel("waiting", "between", "after")
