@@ -33,22 +33,21 @@ import torch
 from d3d.engine.drafter import Draft, Drafter, Target
 from d3d.engine.engine import Engine
 from d3d.engine.metrics import acceptance_length, overlap
+from d3d.engine.noise import uniform
 from d3d.engine.params import SamplingParams
 from d3d.engine.request import Request, new_request
 from d3d.engine.round import Round
 from d3d.engine.sampling import LogitRows
-from d3d.engine.noise import uniform
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import pick_device, tensor_shapes
-from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
+from d3d.methods.async_.drafter import AsyncDrafter
 from d3d.methods.async_.outcomes import Outcome
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 from d3d.methods.async_.placement import check_placement, default_placement, other_device
 from d3d.methods.async_.preparer import Preparer, PreparingSession
-from d3d.methods.async_.streams import on_own_stream, on_the_processor
 from d3d.methods.async_.worker_link import WorkerLink
-from d3d.methods.async_.workers import ThreadWorker
+from d3d.methods.async_.workers import ThreadWorker, on_own_stream, on_the_processor
 from d3d.model.config import decoder_config
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target

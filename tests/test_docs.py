@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,11 @@ def test_each_page_is_reached_from_the_index() -> None:
         links = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", prose(page))
         waiting += [page.parent / link for link in links if "://" not in link]
     assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} <= seen
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    script = ROOT / "docs" / "reference" / "generate.py"
+    checked = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, f"{checked.stdout}{checked.stderr}run python {script}"

@@ -23,6 +23,7 @@ from d3d.hub.open_model import OpenModel, open_model
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.kv_cache import PassThrough
+from support.drafters import request
 from support.tiny_model import open_tiny, random_drafter, write_tiny_target
 
 TEXT = [5, 17, 80, 3, 41, 200, 7]
@@ -136,11 +137,10 @@ def test_a_block_drafted_through_it_is_the_drafters_own(
 ) -> None:
     base = open_tiny(tiny_target)
     model = saved(base, tmp_path / "drafter", **kind)
-    (block,) = (
-        BlockDrafter(model, base.config.vocab_size).open(1, 64).draft([sequence(TEXT)], [SLOTS + 1])
-    )
+    (draft,) = BlockDrafter(model, base.config.vocab_size).propose([request(TEXT, SLOTS + 1)])
+    assert len(draft.token_ids) == SLOTS + 1
     theirs = their_logits(export_drafter(tmp_path / "drafter", tmp_path / "out", dtype="float32"))
-    assert theirs[len(TEXT) - 1 :].argmax(-1).tolist() == list(block.token_ids)
+    assert theirs[len(TEXT) - 1 :].argmax(-1).tolist() == list(draft.token_ids)
 
 
 def test_the_deltas_are_in_the_weights(tiny_target: Path, tmp_path: Path) -> None:

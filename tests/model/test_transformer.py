@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from d3d.errors import InvalidCheckpoint
 from d3d.hub.open_model import load_config, load_tokenizer, read_tensors
 from d3d.model.config import decoder_config
+from d3d.model.kv_cache import Window
 from d3d.model.masks.dense import causal
 from d3d.model.transformer import Transformer
 from support.tiny import tiny_config, tiny_tensors, tiny_transformer
@@ -96,21 +97,31 @@ def reference(config: PretrainedConfig, tensors: dict[str, Tensor]) -> Any:
     return model
 
 
+def opened(model: Transformer, batch: int, capacity: int) -> Window:
+    """A cache of so many empty sequences."""
+    cache = model.new_cache()
+    for sequence_id in range(batch):
+        cache.open(sequence_id, capacity)
+    return cache.window(range(batch))
+
+
 def full_logits(model: Transformer, token_ids: Tensor) -> Tensor:
     batch, rows = token_ids.shape
-    cache = model.new_cache(batch, rows)
+    window = opened(model, batch, rows)
     positions = torch.arange(rows)[None]
     mask = causal(torch.zeros(batch, dtype=torch.long), rows, rows)
-    return model.logits(model.hidden(model.embed(token_ids), positions, mask, cache))
+    return model.logits(model.hidden(model.embed(token_ids), positions, mask, window))
 
 
-def next_logits(model: Transformer, cache: Any, token_ids: Tensor) -> Tensor:
+def next_logits(model: Transformer, window: Window, token_ids: Tensor) -> Tensor:
     """One pass over rows that all sequences have, behind what the cache holds."""
-    starts = torch.tensor(cache.lengths)
+    starts = torch.tensor(window.lengths)
     rows = token_ids.shape[1]
-    mask = causal(starts, rows, cache.num_keys(rows))
-    hidden = model.hidden(model.embed(token_ids), starts[:, None] + torch.arange(rows), mask, cache)
-    cache.advance([rows] * len(starts))
+    mask = causal(starts, rows, window.num_keys(rows))
+    hidden = model.hidden(
+        model.embed(token_ids), starts[:, None] + torch.arange(rows), mask, window
+    )
+    window.advance([rows] * len(starts))
     return model.logits(hidden)
 
 
@@ -125,9 +136,9 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
     )  # past 64 positions, so rope scaling tells
     expected = reference(config, tensors)(token_ids).logits
     torch.testing.assert_close(full_logits(model, token_ids), expected, atol=1e-4, rtol=1e-4)
-    cache = model.new_cache(2, 150)
+    window = opened(model, 2, 150)
     steps = [
-        next_logits(model, cache, part) for part in token_ids.split([100, 1, 1, 30, 1, 17], dim=1)
+        next_logits(model, window, part) for part in token_ids.split([100, 1, 1, 30, 1, 17], dim=1)
     ]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-4, rtol=1e-4)
 
@@ -169,9 +180,9 @@ def test_rows_of_different_length_equal_each_sequence_alone(family: str) -> None
     model = tiny_transformer(family, seed=5)
     generator = torch.Generator().manual_seed(2)
     texts = [torch.randint(0, 97, (length,), generator=generator) for length in (23, 4, 11)]
-    cache = model.new_cache(3, 60)
+    window = opened(model, 3, 60)
     for pieces in ([9, 1, 4], [1, 3, 0], [13, 0, 7]):
-        done = list(cache.lengths)
+        done = list(window.lengths)
         parts = [
             text[start : start + count]
             for text, start, count in zip(texts, done, pieces, strict=True)
@@ -184,10 +195,10 @@ def test_rows_of_different_length_equal_each_sequence_alone(family: str) -> None
         hidden = model.hidden(
             model.embed(padded),
             starts[:, None] + torch.arange(rows),
-            causal(starts, rows, cache.num_keys(rows)),
-            cache,
+            causal(starts, rows, window.num_keys(rows)),
+            window,
         )
-        cache.advance(pieces)
+        window.advance(pieces)
         for i, text in enumerate(texts):
             alone = full_logits(model, text[None])[0, done[i] : done[i] + pieces[i]]
             torch.testing.assert_close(

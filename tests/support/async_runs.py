@@ -15,8 +15,8 @@ from d3d.engine.noise import uniform
 from d3d.engine.request import Request
 from d3d.engine.round import Preparation, Round
 from d3d.engine.sampling import LogitRows
-from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator, Policy
+from d3d.methods.async_.drafter import AsyncDrafter
 from d3d.methods.async_.preparer import Preparer
 from d3d.methods.async_.worker_link import WorkerLink
 from d3d.methods.async_.workers import ThreadWorker, Worker
@@ -166,5 +166,5 @@ class Unhurried(Slow):
 
     def _is_working(self) -> bool:
         worker = self._coordinator.link.worker
-        asked = any(member.pending is not None for member in self._coordinator._members.values())
+        asked = self._coordinator.num_pending > 0
         return asked and worker is not None and worker.transport._incoming.empty()  # type: ignore[attr-defined]

@@ -22,8 +22,8 @@ import psutil
 
 from d3d.engine.drafter import Target
 from d3d.engine.round import Round
-from d3d.methods.async_.async_drafter import AsyncDrafter
 from d3d.methods.async_.coordinator import Coordinator
+from d3d.methods.async_.drafter import AsyncDrafter
 from d3d.methods.async_.placement import available_cores, worker_cores
 from d3d.methods.async_.workers import ProcessWorker, ThreadWorker, Worker
 from d3d.methods.serial.drafter import BlockDrafter
@@ -270,6 +270,11 @@ class Going:
             self.complain(
                 f"left behind: {coordinator.num_sequences} sequences, "
                 f"{len(coordinator.cache)} blocks"
+            )
+        if (engine.num_held, drafter.num_held) != (0, 0):
+            self.complain(
+                f"left behind: {engine.num_held} requests of the target, "
+                f"{drafter.num_held} of the drafter"
             )
 
     # Ways of going

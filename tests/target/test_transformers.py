@@ -12,15 +12,12 @@ import torch
 import transformers
 
 import d3d
-from d3d.engine.drafter import Draft, Target
-from d3d.engine.request import Request
-from d3d.engine.sampling import LogitRows
+from d3d.engine.drafter import NO_DRAFT, Draft
 from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.methods.draft_model.drafter import DraftModelDrafter
 from d3d.methods.ngram.drafter import NgramDrafter
-from d3d.target import transformers as module
 from d3d.target.native import NativeTarget
-from d3d.target.transformers import TransformersTarget, open_transformers
+from d3d.target.transformers import TransformersModel, TransformersTarget, open_transformers
 from support.command import d3d as command
 from support.doubles import always_wrong, oracle
 from support.runs import SAMPLING, make, run, run_all
@@ -69,48 +66,47 @@ def test_ids_are_those_of_our_own_engine(tmp_path: Path, family: str) -> None:
         options = {"max_tokens": 24, **SAMPLING[name]}
         plain = run(native, prompt=PROMPTS[2], **options).ids
         assert run(other, prompt=PROMPTS[2], **options).ids == plain
-        assert run(other, NgramDrafter(4), PROMPTS[2], **options).ids == plain
+        assert run(other, NgramDrafter(16), PROMPTS[2], draft_length=4, **options).ids == plain
 
 
 def test_logits_are_those_of_our_own_engine_after_every_rewind(tiny_target: Path) -> None:
     native, other = NativeTarget(open_tiny(tiny_target).transformer), engine(tiny_target)
-    requests = [Request([9] * 9), Request([9] * 9)]
-    for feeds, lengths in (
-        ({0: [5, 17, 80], 1: [3]}, [2, 1]),
-        ({1: [4, 9]}, [2, 2]),
-        ({0: [1, 2, 3], 1: [7]}, [0, 3]),
-        ({0: [8]}, [1, 3]),
+    for feeds, lengths, last_only in (
+        ({4: [5, 17, 80], 9: [3]}, [2, 1], False),
+        ({9: [4, 9]}, [2, 2], False),
+        ({9: [7], 4: [1, 2, 3]}, [0, 3], True),
+        ({4: [8]}, [1, 3], False),
     ):
-        ids = [requests[place].id for place in feeds]
-        mine = native.forward(ids, list(feeds.values()))
-        for request_id, fed, rows in zip(ids, feeds.values(), mine, strict=True):
-            theirs = other.forward(request_id, fed)
+        ids = list(feeds)
+        passes = native.forward(ids, [feeds[i] for i in ids], last_only=last_only)
+        for sequence_id, rows in zip(ids, passes, strict=True):
+            theirs = other.forward(sequence_id, feeds[sequence_id], last_only=last_only)
+            assert theirs.dtype == torch.float32
             torch.testing.assert_close(rows.logits(), theirs, rtol=1e-4, atol=1e-4)
-        for one, length in zip(requests, lengths, strict=True):
-            one.token_ids = [9] * (length + 1)
-        native.rewind(requests)
-        other.rewind(requests)
-        assert [other.length(one.id) for one in requests] == lengths
-        assert [native.cache.length(one.id) for one in requests] == lengths
-    for target in (native, other):
-        target.end(requests[0])
-        target.end(requests[0])
-        assert target.num_held == 1
-    assert (other.length(requests[0].id), other.length(requests[1].id)) == (0, 3)
+        for sequence_id, length in zip((4, 9), lengths, strict=True):
+            native.cache.crop(sequence_id, length)
+            other.crop(sequence_id, length)
+        assert [other.length(i) for i in (4, 9)] == lengths
+        assert [native.cache.length(i) for i in (4, 9)] == lengths
 
 
-def test_each_row_of_a_verification_is_that_of_our_own_engine(tiny_target: Path) -> None:
-    native, other = NativeTarget(open_tiny(tiny_target).transformer), engine(tiny_target)
-    requests = [Request(prompt) for prompt in PROMPTS]
-    drafts = [Draft((1, 2, 3)), Draft(), Draft((7,)), Draft((4, 4))]
-    for target in (native, other):
-        assert all(target.prefill(requests, 512))
-        target.rewind(requests)
-    pairs = zip(native.verify(requests, drafts), other.verify(requests, drafts), strict=True)
-    for (mine, theirs), draft in zip(pairs, drafts, strict=True):
-        assert len(mine) == len(theirs) == len(draft.token_ids) + 1
-        torch.testing.assert_close(mine.logits(), theirs.logits(), rtol=1e-4, atol=1e-4)
-        assert mine.argmax() == theirs.argmax()
+def test_a_rewind_keeps_all_but_the_anchor_and_an_end_forgets_the_request(gpt2: Path) -> None:
+    target = engine(gpt2)
+    ending, staying = (make(target, prompt).request for prompt in PROMPTS[:2])
+    for request in (ending, staying):
+        target.forward(request.id, [*request.token_ids, 8, 9, 10])
+    target.rewind([ending, staying])
+    assert [target.length(request.id) for request in (ending, staying)] == [4, 0]
+    target.rewind([ending])  # nothing is left to forget
+    assert (target.length(ending.id), target.num_held) == (4, 2)
+    whole = target.forward(-1, [*ending.token_ids, 20])
+    draft = Draft((20,))
+    verified, _ = target.verify([ending, staying], [draft, NO_DRAFT])
+    torch.testing.assert_close(verified.logits(), whole[-2:], rtol=1e-4, atol=1e-4)
+    for _ in range(2):  # harmless if it is gone already
+        target.end(ending)
+    assert target.length(ending.id) == 0
+    assert (target.length(staying.id), target.num_held) == (1, 2)
 
 
 def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> None:
@@ -118,7 +114,7 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
         d3d.load(str(gpt2), device="cpu", dtype="float32")
     model = d3d.load(str(gpt2), device="cpu", dtype="float32", engine="transformers")
     target = model.target
-    assert isinstance(target, module.TransformersModel)
+    assert isinstance(target, TransformersModel)
     expected = target.model.generate(
         torch.tensor([PROMPTS[0]]), max_new_tokens=20, do_sample=False, eos_token_id=None
     )[0, 5:].tolist()
@@ -126,7 +122,7 @@ def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> No
     for drafter in (
         oracle(6, [PROMPTS[0] + expected]),
         always_wrong(6, [PROMPTS[0] + expected], 302),
-        NgramDrafter(6),
+        NgramDrafter(16),
     ):
         assert (
             run(
@@ -149,7 +145,7 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
     ]
     for drafter in (
         None,
-        NgramDrafter(6),
+        NgramDrafter(16),
         oracle(5, [p + ids for p, ids in zip(PROMPTS, alone, strict=True)]),
     ):
         together = [
@@ -161,32 +157,51 @@ def test_a_batch_is_each_of_its_requests_alone(gpt2: Path) -> None:
 def test_the_context_ends_where_the_model_says(gpt2: Path) -> None:
     target = engine(gpt2)
     assert target.max_length == 64
-    found = run(target, NgramDrafter(8), [3] * 60, max_tokens=50, ignore_eos=True)
+    found = run(target, NgramDrafter(16), [3] * 60, max_tokens=50, draft_length=8, ignore_eos=True)
     assert len(found.token_ids) == 64
     assert found.finish_reason == "length"
 
 
-@pytest.mark.parametrize("foreign", [False, True])
-def test_a_long_prompt_runs_in_pieces(foreign: bool, gpt2: Path, tiny_target: Path) -> None:
-    def new() -> Target:
-        return engine(gpt2) if foreign else NativeTarget(open_tiny(tiny_target).transformer)
+@pytest.mark.parametrize("pieces", [1, 7, 29, 30, 64])
+def test_a_long_prompt_runs_in_pieces(
+    gpt2: Path, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = engine(gpt2), list(range(3, 33))
+    whole = target.forward(-1, prompt)
+    in_pieces = [
+        target.forward(-2, prompt[at : at + pieces]) for at in range(0, len(prompt), pieces)
+    ]
+    torch.testing.assert_close(torch.cat(in_pieces), whole, rtol=1e-4, atol=1e-4)
+    fed: list[int] = []
+    forward = target.forward
 
-    prompts = [list(range(3, 33)), [5, 6]]
-    whole = new().prefill([Request(prompt) for prompt in prompts], 512)
-    target, requests = new(), [Request(prompt) for prompt in prompts]
-    results: list[LogitRows | None] = [None, None]
-    told = []
-    while requests_left := [one for one, rows in zip(requests, results, strict=True) if not rows]:
-        rows = target.prefill(requests_left, 7)
-        told.append([part is not None for part in rows])
-        for one, part in zip(requests_left, rows, strict=True):
-            results[requests.index(one)] = part
-    assert told == [[False, False]] * 4 + [[True, True]], "30 and 2 tokens, 7 at a time"
-    for expected, part in zip(whole, results, strict=True):
-        assert expected is not None
-        assert part is not None
-        assert len(expected) == len(part) == 1
-        torch.testing.assert_close(part.logits(), expected.logits(), rtol=1e-4, atol=1e-4)
+    def counted(request_id: int, ids: list[int], *, last_only: bool = False) -> torch.Tensor:
+        fed.append(len(ids))
+        return forward(request_id, ids, last_only=last_only)
+
+    monkeypatch.setattr(target, "forward", counted)
+    request = make(target, prompt).request
+    last = None
+    while last is None:
+        (last,) = target.prefill([request], pieces)
+    assert fed == [len(part) for part in in_pieces]
+    assert max(fed) <= pieces
+    torch.testing.assert_close(last.logits(), whole[-1:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_chunk_of_prompts_goes_to_the_first_of_them(gpt2: Path) -> None:
+    target = engine(gpt2)
+    requests = [make(target, prompt).request for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[2])]
+    first = target.prefill(requests, 7)
+    assert [rows is not None for rows in first] == [True, True, False]
+    assert [target.length(request.id) for request in requests] == [5, 1, 1]
+    (second,) = target.prefill(requests[2:], 7)
+    assert second is None
+    (third,) = target.prefill(requests[2:], 7)
+    for request, rows in zip(requests, [*first[:2], third], strict=True):
+        assert rows is not None
+        alone = target.forward(-1 - request.id, request.token_ids, last_only=True)
+        torch.testing.assert_close(rows.logits(), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_drafters_of_the_same_vocabulary_draft_for_it(
@@ -205,7 +220,7 @@ def test_drafters_of_the_same_vocabulary_draft_for_it(
     assert found.speculation.warnings == ()
     twin = DraftModelDrafter(open_tiny(tiny_target).transformer, model.target.vocab_size, 5)
     assert (
-        run(model.parts.target, twin, PROMPTS[0], max_tokens=24).ids
+        run(model.parts.target, twin, PROMPTS[0], draft_length=5, max_tokens=24).ids
         == run(native.parts.target, None, PROMPTS[0], max_tokens=24).ids
     )
     full = write_tiny_drafter(tmp_path / "full", tiny_target, scope=None)
@@ -299,7 +314,7 @@ def test_a_cache_that_only_looks_as_if_it_could_be_cut_is_found_out(
 
     def sloppy(target: TransformersTarget, request_id: int, length: int) -> None:
         real(target, request_id, length)
-        layer = target._caches[request_id].layers[0]
+        layer: Any = target._caches[request_id].layers[0]
         layer.values = layer.values + 100.0
 
     monkeypatch.setattr(TransformersTarget, "crop", sloppy)

@@ -135,7 +135,7 @@ def test_a_text_with_a_hole_and_an_unknown_sequence_are_failures_and_no_guess(
     (failed,) = answers_of(*opened, request_)
     assert isinstance(failed, Failed)
     assert (failed.sequence_id, failed.round_id) == (1, 5)
-    assert "has not been told the first" in failed.error
+    assert "lacks the first" in failed.error
 
 
 # Placement
@@ -164,16 +164,16 @@ def test_impossible_placements_are_refused(name: str, device: str, words: str) -
         check_placement(name, torch.device(device))
 
 
-def test_the_number_of_threads_is_put_back_when_the_last_one_lets_go() -> None:
+def test_the_number_of_threads_is_put_back_at_the_last_release() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         threads = TargetThreads(1)
-        threads.hold()
-        threads.hold()
-        threads.let_go()
+        threads.acquire()
+        threads.acquire()
+        threads.release()
         assert torch.get_num_threads() == 1
-        threads.let_go()
+        threads.release()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -21,7 +21,7 @@ MissPolicy = Literal["draft_now", "bonus_only"]
 Placement = Literal["thread", "processes", "streams", "devices"]
 
 DEFAULT_OUTCOMES = 1
-"""The budget of least time per token on two CPU cores; where rows are nearly free, more pay."""
+"""Fastest budget on two CPU cores; larger ones pay if rows are nearly free."""
 
 Outcomes = Annotated[
     int | None,
@@ -85,8 +85,8 @@ class AsyncConfig(MethodConfig):
 
     def build(self, parts: Parts) -> Built:
         """The worker starts with the first request (`Drafter.ready`)."""
-        from d3d.methods.async_.async_drafter import AsyncDrafter
         from d3d.methods.async_.coordinator import Policy
+        from d3d.methods.async_.drafter import AsyncDrafter
         from d3d.methods.async_.opening import open_coordinator
 
         chosen = self.resolve(parts.facts)

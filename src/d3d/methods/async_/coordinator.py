@@ -1,15 +1,14 @@
-"""The target's side of async mode: successors in hand when a verdict is known, and the worker busy
-while the next block is verified.
+"""The target's side of async mode: finds the successor of each verdict, and keeps the worker busy
+while the target verifies.
 
-Nothing here waits without a bound, and nothing here can change a token: a block that is late, lost
-or wrong costs speed only."""
+Every wait is bounded, and a block that is late, lost or wrong costs speed, never a token."""
 
 from __future__ import annotations
 
 import threading
 import time
 import weakref
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from d3d.engine.drafter import Draft
@@ -33,7 +32,7 @@ from d3d.methods.async_.speculation_cache import SpeculationCache
 from d3d.methods.async_.worker_link import WorkerLink
 
 MOST_FAILURES = 3
-"""After so many failures in a row a sequence asks the worker no more."""
+"""Failures in a row after which a sequence sends the worker no more requests."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,13 @@ class Policy:
     patience_s: float = 1.0
     """Longest wait for the worker in a round."""
     hung_s: float = 120.0
-    """A worker that says nothing for so long, though it has been asked, is ended. A long prompt
-    takes it a while."""
+    """A worker with an open request that sends nothing for so long is ended. A long prompt takes it
+    a while."""
 
 
 @dataclass
-class _Member:
-    """A sequence and what has been said about it."""
+class _SequenceState:
+    """A sequence, and what the worker has been sent of it."""
 
     sequence_id: int
     policy: Policy
@@ -63,10 +62,10 @@ class _Member:
     """Verified in the last round."""
     generation: int = -1
     """Of the worker that knows the sequence."""
-    told: int = 0
+    num_sent: int = 0
     """Tokens of the text that this worker has been sent."""
     pending: WorkRequest | None = None
-    """The one request that is not answered yet."""
+    """The request that is not answered yet; there is one at most."""
     sent_at: float = 0.0
     fresh: Draft | None = None
     """The answer to a `DraftNow`."""
@@ -75,14 +74,14 @@ class _Member:
 
 
 @dataclass
-class _Round:
-    """What is known of a member's present round."""
+class _RoundState:
+    """A sequence's current round."""
 
-    member: _Member
+    sequence: _SequenceState
     text: list[int]
     length: int
-    verified: int
-    """The round whose verdict has just become known."""
+    verified_id: int
+    """Id of the round whose verdict has just become known."""
     block: Draft | None = None
     readiness: Readiness = "unprepared"
     fitted: bool = False
@@ -91,24 +90,23 @@ class _Round:
 
 
 class Coordinator:
-    """One worker, and the sequences that it drafts for. May be used by several threads; each waits
-    its turn."""
+    """One worker, and the sequences that it drafts for. Threads may share it; calls are
+    serialized."""
 
     def __init__(self, link: WorkerLink) -> None:
         self.link = link
         self.cache = SpeculationCache(MOST_OUTCOMES)
-        self._members: dict[int, _Member] = {}
+        self._sequences: dict[int, _SequenceState] = {}
         self._lock = threading.RLock()
-        weakref.finalize(
-            self, link.close
-        )  # at the latest when the program ends, before its threads are torn down
+        # at the latest when the program ends, before its threads are torn down
+        weakref.finalize(self, link.close)
 
     def ensure_worker(self) -> None:
-        """Wait until a worker is ready. Raises WorkerFailed where none comes up."""
+        """Wait until a worker is ready. Raises WorkerFailed if none starts."""
         with self._lock:
             self.link.begin()
         while True:
-            with self._lock:  # let go in between: other requests go on
+            with self._lock:  # released in between: other requests go on
                 if self.link.state == "starting":
                     self.link.receive(0.02)
                 if self.link.state == "up":
@@ -122,24 +120,29 @@ class Coordinator:
             time.sleep(0.001)
 
     def open(self, sequence_id: int, policy: Policy) -> None:
-        """A sequence begins."""
+        """Begin a sequence."""
         with self._lock:
-            self._members[sequence_id] = _Member(sequence_id, policy)
+            self._sequences[sequence_id] = _SequenceState(sequence_id, policy)
 
     def __contains__(self, sequence_id: object) -> bool:
-        return sequence_id in self._members
+        return sequence_id in self._sequences
 
     def forget(self, sequence_id: int) -> None:
-        """The sequence has ended; what still comes for it is dropped."""
+        """End a sequence; answers for it that still arrive are dropped."""
         with self._lock:
-            member = self._members.pop(sequence_id, None)
+            sequence = self._sequences.pop(sequence_id, None)
             self.cache.forget(sequence_id)
-            if member is not None and member.generation == self.link.generation:
+            if sequence is not None and sequence.generation == self.link.generation:
                 self.link.send(Forget(sequence_id))
 
     @property
     def num_sequences(self) -> int:
-        return len(self._members)
+        return len(self._sequences)
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that the worker has not answered yet."""
+        return sum(sequence.pending is not None for sequence in self._sequences.values())
 
     def close(self) -> None:
         """End the worker. A later request may start another."""
@@ -147,200 +150,207 @@ class Coordinator:
             self.link.close()
 
     def draft(
-        self, sequence_ids: ListLike[int], texts: ListLike[list[int]], lengths: ListLike[int]
+        self, sequence_ids: Sequence[int], texts: Sequence[list[int]], lengths: Sequence[int]
     ) -> list[Draft]:
         """Begin a round of each sequence: the blocks to verify behind `texts`, at most `lengths[i]`
-        tokens. When this returns, the worker has been asked for their successors."""
+        tokens. On return, their successors have been requested from the worker."""
         with self._lock:
-            triples = zip(sequence_ids, texts, lengths, strict=True)
             rounds = [
-                self._begin(self._members[sequence_id], text, length)
-                for sequence_id, text, length in triples
+                self._begin(self._sequences[sequence_id], text, length)
+                for sequence_id, text, length in zip(sequence_ids, texts, lengths, strict=True)
             ]
-            self._hear()
-            self._look_up([one for one in rounds if one.length > 0])
-            self._draft_now([one for one in rounds if one.length > 0 and one.block is None])
-            self._prepare_next(rounds)
-            return [self._result(one) for one in rounds]
+            self._receive_all()
+            self._take_successors([round_ for round_ in rounds if round_.length > 0])
+            self._apply_miss_policy(
+                [round_ for round_ in rounds if round_.length > 0 and round_.block is None]
+            )
+            self._request_successors(rounds)
+            return [self._result(round_) for round_ in rounds]
 
     # The round's steps
 
-    def _begin(self, member: _Member, text: list[int], length: int) -> _Round:
-        member.round_id += 1
-        return _Round(member, text, length, member.round_id - 1)
+    def _begin(self, sequence: _SequenceState, text: list[int], length: int) -> _RoundState:
+        sequence.round_id += 1
+        return _RoundState(sequence, text, length, sequence.round_id - 1)
 
-    def _look_up(self, rounds: list[_Round]) -> None:
-        """Take the successors of the verdicts; wait for those that are on their way."""
+    def _take_successors(self, rounds: list[_RoundState]) -> None:
+        """Take the successors of the verdicts; wait for those under way."""
         awaited = []
-        for one in rounds:
-            member = one.member
-            if self.cache.has(member.sequence_id, one.verified):
-                one.block = self._take(one)
-                one.readiness = "miss" if one.block is None else "hit"
-            elif isinstance(member.pending, Prepare) and member.pending.round_id == one.verified:
-                awaited.append(one)
+        for round_ in rounds:
+            sequence = round_.sequence
+            if self.cache.has(sequence.sequence_id, round_.verified_id):
+                round_.block = self._successor(round_)
+                round_.readiness = "miss" if round_.block is None else "hit"
+            elif _is_preparing(sequence, round_.verified_id):
+                awaited.append(round_)
         self._wait_for(awaited)
-        for one in awaited:
-            one.readiness, one.block = "late", self._take(one)
-            one.cause = "late" if one.member.pending is not None else None
-        for one in rounds:
-            one.fitted = one.block is not None
+        for round_ in awaited:
+            round_.readiness, round_.block = "late", self._successor(round_)
+            round_.cause = "late" if round_.sequence.pending is not None else None
+        for round_ in rounds:
+            round_.fitted = round_.block is not None
 
-    def _draft_now(self, rounds: list[_Round]) -> None:
-        """What a miss policy does for rounds without a successor."""
-        asked: list[tuple[_Round, WorkRequest]] = []
-        for one in rounds:
-            member = one.member
-            one.cause = one.cause or self._hindrance(member)
-            if one.cause is None and member.policy.miss_policy == "bonus_only":
-                one.cause = "unprepared" if one.readiness == "unprepared" else "miss"
-            if one.cause is None:
-                start = self._introduce(member)
-                new = tuple(one.text[start:])
-                asked.append(
-                    (one, DraftNow(member.sequence_id, member.round_id, start, new, one.length))
+    def _successor(self, round_: _RoundState) -> Draft | None:
+        sequence = round_.sequence
+        new = round_.text[sequence.text_length :]
+        num_accepted = len(new) - 1
+        if num_accepted < 0 or tuple(new[:num_accepted]) != sequence.draft[:num_accepted]:
+            return None  # no verdict on that draft leaves such a text behind
+        outcome = Outcome(num_accepted, new[-1])
+        return self.cache.take(sequence.sequence_id, round_.verified_id, outcome)
+
+    def _apply_miss_policy(self, rounds: list[_RoundState]) -> None:
+        """Draft now, or note why not, for rounds without a successor."""
+        requests: list[tuple[_RoundState, WorkRequest]] = []
+        for round_ in rounds:
+            sequence = round_.sequence
+            round_.cause = round_.cause or self._why_unavailable(sequence)
+            if round_.cause is None and sequence.policy.miss_policy == "bonus_only":
+                round_.cause = "unprepared" if round_.readiness == "unprepared" else "miss"
+            if round_.cause is None:
+                start = self._num_known(sequence)
+                new = tuple(round_.text[start:])
+                request = DraftNow(
+                    sequence.sequence_id, sequence.round_id, start, new, round_.length
                 )
-        is_sent = self._ask(asked)
-        if is_sent:
-            self._wait_for([one for one, _ in asked])
-        for one, _ in asked:
-            one.block, one.member.fresh = one.member.fresh, None
-            if one.block is None:
-                one.cause = self._hindrance(one.member) or "failed"
+                requests.append((round_, request))
+        if self._send(requests):
+            self._wait_for([round_ for round_, _ in requests])
+        for round_, _ in requests:
+            round_.block, round_.sequence.fresh = round_.sequence.fresh, None
+            if round_.block is None:
+                round_.cause = self._why_unavailable(round_.sequence) or "failed"
 
-    def _prepare_next(self, rounds: list[_Round]) -> None:
-        """Ask for the successors of the blocks that are about to be verified."""
-        requests = [(one, self._preparation(one)) for one in rounds]
-        self._ask([(one, request) for one, request in requests if request is not None])
+    def _request_successors(self, rounds: list[_RoundState]) -> None:
+        """Request the successors of the blocks that are about to be verified."""
+        requests = [(round_, self._preparation(round_)) for round_ in rounds]
+        self._send([(round_, request) for round_, request in requests if request is not None])
 
-    def _preparation(self, one: _Round) -> Prepare | None:
-        member = one.member
-        member.text_length = len(one.text)
-        self.cache.expect(member.sequence_id, member.round_id)
-        member.draft = () if one.block is None else one.block.token_ids[: one.length]
-        near_end = (
-            one.length < member.policy.draft_length
-        )  # a draft that is cut short leaves no more room than that
-        if one.length < 1 or (near_end and one.length < 2) or self._hindrance(member) is not None:
+    def _preparation(self, round_: _RoundState) -> Prepare | None:
+        sequence, policy = round_.sequence, round_.sequence.policy
+        sequence.text_length = len(round_.text)
+        self.cache.expect(sequence.sequence_id, sequence.round_id)
+        sequence.draft = () if round_.block is None else round_.block.token_ids[: round_.length]
+        # a draft that the answer's end cuts to one token leaves no room for a successor
+        is_last = round_.length < min(2, policy.draft_length)
+        if round_.length < 1 or is_last or self._why_unavailable(sequence) is not None:
             return None
-        start = self._introduce(member)
-        new, budget = tuple(one.text[start:]), member.policy.outcome_budget
+        start = self._num_known(sequence)
         return Prepare(
-            member.sequence_id, member.round_id, start, new, member.draft, one.length, budget
+            sequence.sequence_id,
+            sequence.round_id,
+            start,
+            tuple(round_.text[start:]),
+            sequence.draft,
+            round_.length,
+            policy.outcome_budget,
         )
 
-    def _result(self, one: _Round) -> Draft:
-        block = one.block or Draft()
-        if one.length < 1:
+    def _result(self, round_: _RoundState) -> Draft:
+        block = round_.block or Draft()
+        if round_.length < 1:
             return block
-        cause = one.cause if one.block is None else None
-        if one.block is not None and not block.token_ids:
+        cause = round_.cause if round_.block is None else None
+        if round_.block is not None and not block.token_ids:
             cause = "empty" if block.fault is None else "fault"
-        passes, one.member.passes = tuple(one.member.passes), []
+        passes, round_.sequence.passes = tuple(round_.sequence.passes), []
         notes, self.link.notes = tuple(self.link.notes), []
-        preparation = Preparation(one.readiness, cause, passes, notes, one.fitted)
-        return block._replace(token_ids=block.token_ids[: one.length], preparation=preparation)
+        preparation = Preparation(round_.readiness, cause, passes, notes, round_.fitted)
+        return block._replace(token_ids=block.token_ids[: round_.length], preparation=preparation)
 
-    def _take(self, one: _Round) -> Draft | None:
-        member = one.member
-        new = one.text[member.text_length :]
-        num_accepted = len(new) - 1
-        if num_accepted < 0 or tuple(new[:num_accepted]) != member.draft[:num_accepted]:
-            return None  # not what a verdict on that draft can leave behind
-        return self.cache.take(member.sequence_id, one.verified, Outcome(num_accepted, new[-1]))
+    # Messages to and from the worker
 
-    # Talking to the worker
-
-    def _hindrance(self, member: _Member) -> str | None:
-        """Why the worker can't be asked about a sequence now."""
+    def _why_unavailable(self, sequence: _SequenceState) -> str | None:
+        """Why the worker can take no request for a sequence now; None if it can."""
         if self.link.state != "up":
             return self.link.cause
-        if member.num_failures >= MOST_FAILURES:
+        if sequence.num_failures >= MOST_FAILURES:
             return "failed"
-        return "slow" if member.pending is not None else None
+        return "slow" if sequence.pending is not None else None
 
-    def _introduce(self, member: _Member) -> int:
-        """How much of its text the worker knows; one that does not know the sequence is told of
-        it."""
-        if member.generation != self.link.generation:
-            member.generation, member.told = self.link.generation, 0
-            self.link.send(Open(member.sequence_id, member.policy.outcome_budget))
-        return member.told
+    def _num_known(self, sequence: _SequenceState) -> int:
+        """Tokens of its text that the worker has; opens the sequence if it is new to the worker."""
+        if sequence.generation != self.link.generation:
+            sequence.generation, sequence.num_sent = self.link.generation, 0
+            self.link.send(Open(sequence.sequence_id, sequence.policy.outcome_budget))
+        return sequence.num_sent
 
-    def _ask(self, asked: ListLike[tuple[_Round, WorkRequest]]) -> bool:
-        """Whether the requests are on their way: as one message, for the worker may do them in one
-        pass."""
-        requests = tuple(request for _, request in asked)
-        if not requests:
+    def _send(self, requests: Sequence[tuple[_RoundState, WorkRequest]]) -> bool:
+        """Send requests as one message, so that the worker may do them in one pass. False if it is
+        gone."""
+        messages = tuple(request for _, request in requests)
+        if not messages:
             return True
-        if not self.link.send(requests[0] if len(requests) == 1 else Together(requests)):
-            self._worker_is_gone()
+        if not self.link.send(messages[0] if len(messages) == 1 else Together(messages)):
+            self._drop_unanswerable()
             return False
-        for one, request in asked:
-            member = one.member
-            member.pending, member.sent_at, member.told = (
-                request,
-                time.perf_counter(),
-                len(one.text),
-            )
+        for round_, request in requests:
+            sequence = round_.sequence
+            sequence.pending, sequence.sent_at = request, time.perf_counter()
+            sequence.num_sent = len(round_.text)
         return True
 
-    def _wait_for(self, rounds: list[_Round]) -> None:
+    def _wait_for(self, rounds: list[_RoundState]) -> None:
         """Until all are answered, the worker is gone, or patience ends."""
         if not rounds:
             return
-        deadline = time.perf_counter() + max(one.member.policy.patience_s for one in rounds)
+        longest = max(round_.sequence.policy.patience_s for round_ in rounds)
+        deadline = time.perf_counter() + longest
         while (
-            any(one.member.pending is not None for one in rounds)
+            any(round_.sequence.pending is not None for round_ in rounds)
             and (left := deadline - time.perf_counter()) > 0
         ):
             self._handle(self.link.receive(left))
 
-    def _hear(self) -> None:
-        """Take in all that has come, without waiting."""
+    def _receive_all(self) -> None:
+        """Handle the messages that have arrived, without waiting; end a worker that hangs."""
         while self.link.worker is not None:
             message = self.link.receive(0.0)
             if message is None:
                 break
             self._handle(message)
-        for member in self._members.values():
-            silent_since = max(
-                member.sent_at, self.link.heard_at
-            )  # others may have had their turn before
-            if (
-                member.pending is not None
-                and time.perf_counter() - silent_since > member.policy.hung_s
-            ):
-                self.link.declare_hung(member.policy.hung_s)
+        for sequence in self._sequences.values():
+            # the worker may have been busy with other sequences before
+            silent_since = max(sequence.sent_at, self.link.received_at)
+            is_silent = time.perf_counter() - silent_since > sequence.policy.hung_s
+            if sequence.pending is not None and is_silent:
+                self.link.end_hung(sequence.policy.hung_s)
                 break
-        self._worker_is_gone()
+        self._drop_unanswerable()
 
     def _handle(self, message: FromWorker | None) -> None:
-        self._worker_is_gone()
+        self._drop_unanswerable()
         if message is None or isinstance(message, Ready):
             return
-        member = None if message.sequence_id is None else self._members.get(message.sequence_id)
-        pending = None if member is None else member.pending
-        if member is None or pending is None or pending.round_id != message.round_id:
+        sequence = None
+        if message.sequence_id is not None:
+            sequence = self._sequences.get(message.sequence_id)
+        pending = None if sequence is None else sequence.pending
+        if sequence is None or pending is None or pending.round_id != message.round_id:
             self.cache.num_stale += 1
             return
-        member.pending = None
+        sequence.pending = None
         if isinstance(message, Failed):
-            member.num_failures += 1
-            member.generation = -1
+            sequence.num_failures += 1
+            sequence.generation = -1
             self.link.notes.append(f"the draft worker failed: {message.error}")
             return
-        member.num_failures = 0
-        member.passes.append((message.started, message.ended))
+        sequence.num_failures = 0
+        sequence.passes.append((message.started, message.ended))
         if isinstance(message, Successors):
             self.cache.put(message)
-        elif message.round_id == member.round_id:
-            member.fresh = message.block
+        elif message.round_id == sequence.round_id:
+            sequence.fresh = message.block
         else:
             self.cache.num_stale += 1
 
-    def _worker_is_gone(self) -> None:
-        """Nobody answers what a worker was asked that is not there any more."""
-        for member in self._members.values():
-            if member.generation != self.link.generation or self.link.worker is None:
-                member.pending = None
+    def _drop_unanswerable(self) -> None:
+        """Drop requests to a worker that has ended: nobody answers them."""
+        for sequence in self._sequences.values():
+            if sequence.generation != self.link.generation or self.link.worker is None:
+                sequence.pending = None
+
+
+def _is_preparing(sequence: _SequenceState, round_id: int) -> bool:
+    pending = sequence.pending
+    return isinstance(pending, Prepare) and pending.round_id == round_id

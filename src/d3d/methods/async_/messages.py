@@ -1,8 +1,8 @@
-"""What coordinator and draft worker say to each other. Every message that belongs to a round names
-it; docs/async.md has the table.
+"""Messages between coordinator and draft worker. Each that belongs to a round names it;
+docs/guide/async.md has the table.
 
-A text travels as what is new in it: `new_tokens` follow the first `start` tokens that the worker
-has been told before."""
+Texts are sent as differences: `new_tokens` follow the first `start` tokens, which the worker has
+already."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from d3d.methods.async_.outcomes import Outcome
 
 @dataclass(frozen=True)
 class Open:
-    """A sequence begins (or is begun again, by a worker that knows nothing of it)."""
+    """A sequence begins, or is sent anew to a worker that does not have it."""
 
     sequence_id: int
     outcome_budget: int
@@ -24,7 +24,7 @@ class Open:
 
 @dataclass(frozen=True)
 class DraftNow:
-    """DraftNow one block behind the text, now. It is answered by `Drafted` or `Failed`."""
+    """Draft a block to follow the text, at once. Answered by `Drafted` or `Failed`."""
 
     sequence_id: int
     round_id: int
@@ -35,7 +35,7 @@ class DraftNow:
 
 @dataclass(frozen=True)
 class Prepare:
-    """`draft` is being verified behind the text: prepare its likely outcomes. It is answered by
+    """`draft`, which follows the text, is being verified: prepare its likely outcomes. Answered by
     `Successors` or `Failed`."""
 
     sequence_id: int
@@ -50,22 +50,22 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Together:
-    """Requests for several sequences that are verified in one batch, so that the worker has them
-    all at once. Each is answered."""
+    """Requests for several sequences that are verified in one batch, sent as one message so that
+    they can share a pass. Each is answered."""
 
     requests: tuple[DraftNow | Prepare, ...]
 
 
 @dataclass(frozen=True)
 class Forget:
-    """The sequence has ended or was given up."""
+    """A sequence has ended, or needs no more drafts."""
 
     sequence_id: int
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The worker ends."""
+    """The worker is to end."""
 
 
 # worker -> coordinator
@@ -80,8 +80,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Drafted:
-    """The answer to `DraftNow`. Times in seconds of `time.perf_counter`, which on one machine is
-    one clock for all processes."""
+    """Answer to `DraftNow`. Times in seconds of `time.perf_counter`, which all processes of a
+    machine share."""
 
     sequence_id: int
     round_id: int
@@ -92,7 +92,7 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Successors:
-    """The answer to `Prepare`: what to draft next, by outcome of that round."""
+    """Answer to `Prepare`: the next draft for each outcome of that round."""
 
     sequence_id: int
     round_id: int
@@ -103,8 +103,8 @@ class Successors:
 
 @dataclass(frozen=True)
 class Failed:
-    """The answer to a request that raised; the worker has dropped the sequence. Without a sequence
-    the worker itself could not start."""
+    """A request raised, and the worker has forgotten its sequence. Without a sequence id: the
+    worker itself could not start."""
 
     sequence_id: int | None
     round_id: int

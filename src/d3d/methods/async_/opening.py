@@ -1,4 +1,4 @@
-"""From a target and its drafter to a coordinator with a worker behind it."""
+"""Makes the coordinator and the worker for a placement."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ from d3d.methods.async_.placement import (
     worker_cores,
 )
 from d3d.methods.async_.preparer import Preparer
-from d3d.methods.async_.streams import on_one_core, on_own_stream, on_the_processor
 from d3d.methods.async_.worker_link import Launch, WorkerLink
-from d3d.methods.async_.workers import ProcessWorker, ThreadWorker
+from d3d.methods.async_.workers import (
+    ProcessWorker,
+    ThreadWorker,
+    on_one_core,
+    on_own_stream,
+    on_the_processor,
+)
 from d3d.model.drafter import DrafterModel
 
 RESTARTS = 2
-"""How often a worker is replaced during a request."""
+"""Most replacements of a worker between two requests."""
 
 START_S = 300.0
-"""A worker that has not loaded its drafter by then is given up."""
+"""Longest time in which a worker may load its drafter."""
 
 
 @dataclass(frozen=True)
 class StoredDrafter:
-    """A drafter by the files that it is made of: what can be loaded again, by another process or
-    for another device."""
+    """The files that a drafter was loaded from, for another process or device to load it again."""
 
     target: Path
     drafter: Path
@@ -53,8 +57,8 @@ class StoredDrafter:
 
 @dataclass(frozen=True)
 class Running:
-    """A coordinator, and the threads that torch may use beside its worker (None: as many as
-    before)."""
+    """A coordinator, and the limit on torch's threads while its worker drafts (None for no
+    limit)."""
 
     coordinator: Coordinator
     threads: TargetThreads | None
@@ -63,8 +67,10 @@ class Running:
 def open_coordinator(
     placement: str, target: TargetModel, drafter: DrafterModel, drafter_path: Path | None
 ) -> Running:
-    """Nothing runs yet. `drafter_path`: the checkpoint that `drafter` came from. Raises
-    InvalidRequest for a placement that is not to be had here."""
+    """Make a coordinator; the worker starts later (`Coordinator.ensure_worker`).
+
+    drafter_path: the checkpoint that `drafter` came from. Raises InvalidRequest for a placement
+    that this machine, target or drafter does not allow."""
     device = target.device
     check_placement(placement, device)
     if placement in ("thread", "streams"):

@@ -1,5 +1,5 @@
 """Rows of a packed pass: the trunk (missing committed tokens, then the draft under verification),
-the branches' anchors, their slots. Several sequences share a pass side by side, nothing padded."""
+the branches' anchors, their slots. Several sequences share a pass side by side, without padding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PackedRows(NamedTuple):
     """Of batch 1."""
     predicting: Tensor
     """int64 [branches, draft_length + 1]: the row that predicts each drafted token of each branch,
-    and then the token behind them."""
+    and the token after them."""
 
     @property
     def num_rows(self) -> int:
@@ -37,11 +37,11 @@ def packed_rows(
     outcomes: Sequence[Outcome],
     draft_length: int,
 ) -> PackedRows:
-    """Lay out a pass that drafts `draft_length` tokens behind every outcome of `draft`, which hangs
-    at the last token of `text`.
+    """Lay out a pass that drafts `draft_length` tokens after each outcome of `draft`, which follows
+    `text`.
 
-    cached: tokens of `text` that are in the cache. A branch's last slot is its guess slot: what
-    would follow the whole successor."""
+    cached: tokens of `text` in the cache. Each branch has one more slot, the guess slot, which
+    predicts the token after the whole successor."""
     trunk = [*text[cached:], *draft]
     num_slots = config.num_slots(draft_length) + 1
     branches, groups = [], []
@@ -65,11 +65,11 @@ def packed_rows(
 def run_side_by_side(
     model: DrafterModel, parts: Sequence[PackedRows], windows: Sequence[Window]
 ) -> list[Tensor]:
-    """One pass over sequences whose `windows` hold one each: for all `parts` the states that
-    predict, [branches, draft_length + 1, hidden_size]. The caches have the rows behind their
-    tokens, and keep of them what they are told to keep.
+    """Run one pass over several sequences, each with a window of its own. For each part the states
+    that predict, [branches, draft_length + 1, hidden_size].
 
-    Clean rows of all come first, then the slots of all, as in each pass alone."""
+    All clean rows come first, then all slots, as in a pass alone. The caller advances the windows
+    by the rows that are to stay."""
     device = model.transformer.device
     layouts = [part.layout for part in parts]
     if len(parts) == 1:
@@ -96,7 +96,7 @@ def run_side_by_side(
 
 
 def _places(num_clean: list[int], num_slots: list[int]) -> list[Tensor]:
-    """int64 [clean rows + slots]: where in the pass each sequence's rows stand."""
+    """int64 [clean rows + slots] for each sequence: its rows' indices in the shared pass."""
     clean = torch.arange(sum(num_clean)).split(num_clean)
     slots = (sum(num_clean) + torch.arange(sum(num_slots))).split(num_slots)
     return [torch.cat(pair) for pair in zip(clean, slots, strict=True)]

@@ -1,8 +1,8 @@
 """One drafter pass prepares the successors of many outcomes, each as if it were drafted alone.
 
-The drafted tokens of the block under verification are fresh clean rows that all branches share; a
-branch sees as many of them as its outcome accepts, its guessed bonus token is its own clean anchor,
-and its slots follow. Of all that nothing stays in the cache."""
+The drafted tokens under verification are clean rows that all branches share; a branch sees as many
+of them as its outcome accepts, its guessed bonus token is its own clean anchor, and its slots
+follow. None of these rows stays in the cache."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from d3d.model.kv_cache import Window
 from d3d.model.masks.dense import causal
 
 GuessFrom = Literal["block", "clean_rows"]
-"""Where guesses of a bonus token come from: what the draft's own pass made of each place, which
-costs nothing; or the clean rows of the draft, which know the tokens before them, in a short pass of
-their own."""
+"""Source of guesses for the bonus token: the draft's own pass, which costs nothing; or the clean
+rows of the draft, which see the tokens before them but take a short pass of their own."""
 
 GUESS_FROM: tuple[GuessFrom, ...] = ("block", "clean_rows")
 """The default first."""
 
 SPARE_TOKENS = 256
-"""Room that a sequence's cache begins with; a longer text makes it grow."""
+"""Initial capacity of a sequence's cache; it grows."""
 
 MOST_TOGETHER = 32
-"""Tasks that share a pass."""
+"""Most tasks that share a pass."""
 
 PASS_ROWS = 1024
-"""Sequences share a pass up to this many rows: more make it no cheaper, and its logits large."""
+"""Most rows of a shared pass: more make it no cheaper, and its logits large."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class PackedDrafter(Preparer):
         return PackedSession(self, cache.window([0]), outcome_budget)
 
     def draft_together(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """A block for each task, in one pass."""
+        """Draft a block for each task, in one pass."""
         vocab_size = self.model.transformer.config.vocab_size
         verdicts = [Outcome(0, task.text[-1]) for task in tasks]
         known = [max(task.text) < vocab_size for task in tasks]
@@ -78,53 +77,52 @@ class PackedDrafter(Preparer):
 
     @torch.inference_mode()
     def prepare_together(self, tasks: Sequence[PrepareTask]) -> list[dict[Outcome, Draft]]:
-        """Successors for each task, in one pass, or in a few where there are many rows. Raises
-        ValueError as `PackedSession.prepare`."""
+        """Prepare the successors of each task, in one pass, or in a few if there are many rows.
+        Raises ValueError as `PackedSession.prepare`."""
         sessions = [cast("PackedSession", task.session) for task in tasks]
         branches = [session.branches(task) for session, task in zip(sessions, tasks, strict=True)]
-        for part in _passes([each for each in branches if each is not None]):
-            self._run(part)
-        return [{} if each is None else each.session.blocks(each) for each in branches]
+        for shared in _passes([part for part in branches if part is not None]):
+            self._run(shared)
+        return [{} if part is None else part.session.blocks(part) for part in branches]
 
-    def _run(self, several: list[_Branches]) -> None:
-        config = self.model.config
+    def _run(self, parts: list[_Branches]) -> None:
         states = run_side_by_side(
-            self.model, [each.layout for each in several], [each.session.cache for each in several]
+            self.model, [part.layout for part in parts], [part.session.cache for part in parts]
         )
-        for each in several:
-            each.session.keep_text(each.task.text, each.task.draft)
-        for length in sorted({each.length for each in several}):
-            alike = [
-                (each, rows)
-                for each, rows in zip(several, states, strict=True)
-                if each.length == length
-            ]
-            joined = torch.cat([rows for _, rows in alike])
-            logits = self.model.draft_logits(joined, self.target_vocab_size)
-            last = torch.tensor(
-                [ids for each, _ in alike for ids in each.last_tokens()], device=logits.device
-            )
-            self.model.choose_in_turn(joined, logits, last, own_rows=config.own_rows)
-            for (each, _), scores in zip(
-                alike, logits.split([len(rows) for _, rows in alike]), strict=True
-            ):
-                each.session.take_in(each, scores)
+        for part in parts:
+            part.session.keep_text(part.task.text, part.task.draft)
+        for length in sorted({part.length for part in parts}):
+            pairs = zip(parts, states, strict=True)
+            self._choose([(part, rows) for part, rows in pairs if part.length == length])
+
+    def _choose(self, parts: list[tuple[_Branches, Tensor]]) -> None:
+        """Choose the tokens of branches of one draft length from their states, [branches,
+        draft_length + 1, hidden_size]."""
+        states = torch.cat([rows for _, rows in parts])
+        logits = self.model.draft_logits(states, self.target_vocab_size)
+        last = torch.tensor(
+            [ids for part, _ in parts for ids in part.last_tokens()], device=logits.device
+        )
+        self.model.choose_in_turn(states, logits, last, own_rows=self.model.config.own_rows)
+        scores = logits.split([len(rows) for _, rows in parts])
+        for (part, _), part_scores in zip(parts, scores, strict=True):
+            part.session.take_in(part, part_scores)
 
 
 @dataclass(frozen=True)
 class _Branches:
-    """A task, laid out."""
+    """A task's branches, laid out."""
 
     session: PackedSession
     task: PrepareTask
     outcomes: list[Outcome]
-    """Those that the drafter's context has room for."""
+    """Those that fit into the drafter's context."""
     length: int
-    """Tokens to draft behind each of them."""
+    """Tokens to draft after each of them."""
     layout: PackedRows
 
     def last_tokens(self) -> list[list[int]]:
-        """Of each branch, its anchor included."""
+        """The last tokens before each branch's slots, its anchor included."""
         text, draft = self.task.text[-8:], self.task.draft
         return [
             last_tokens([*text, *draft[: outcome.num_accepted], outcome.bonus_token])
@@ -132,31 +130,31 @@ class _Branches:
         ]
 
 
-def _passes(several: list[_Branches]) -> list[list[_Branches]]:
-    """In their order, as many in a pass as its rows allow."""
+def _passes(parts: list[_Branches]) -> list[list[_Branches]]:
+    """Parts in order, as many to a pass as PASS_ROWS allows."""
     passes: list[list[_Branches]] = []
     rows = PASS_ROWS
-    for each in several:
-        rows += each.layout.num_rows
+    for part in parts:
+        rows += part.layout.num_rows
         if rows > PASS_ROWS:
-            rows = each.layout.num_rows
+            rows = part.layout.num_rows
             passes.append([])
-        passes[-1].append(each)
+        passes[-1].append(part)
     return passes
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A block, and what the drafter makes of each of its places and of the one behind."""
+    """A block, and guesses for each of its positions and the one after."""
 
     block: Draft
     places: tuple[Place, ...]
 
 
 class PackedSession(PreparingSession):
-    """One sequence; between passes the cache holds a clean prefix of its committed tokens, and
-    behind it, not counted, the clean rows of the draft that they were packed with: those that are
-    kept need not be computed again."""
+    """One sequence. Between passes the cache holds a clean prefix of its committed tokens and,
+    behind it and not counted, the clean rows of the last draft: those of accepted tokens need not
+    be computed again."""
 
     def __init__(self, drafter: PackedDrafter, cache: Window, outcome_budget: int) -> None:
         self._drafter = drafter
@@ -164,14 +162,13 @@ class PackedSession(PreparingSession):
         self._model = drafter.model
         self.cache = cache
         self._prepared: dict[tuple[int, int], _Prepared] = {}
-        """Of the last pass, by the length of the text that a block follows and that text's last
-        token."""
+        """Blocks of the last pass, by length and last token of the text that they follow."""
         self._behind: tuple[int, ...] = ()
-        """Drafted tokens whose clean rows stand behind the cached ones."""
+        """Drafted tokens whose clean rows are in the cache, behind the text's."""
         self._doubt = Doubt()
         self._expected: tuple[int, tuple[int, ...], list[float]] = (0, (), [])
-        """Length of the text behind which outcomes were listed last, the draft, and what clean rows
-        gave its first tokens, as far as these are their best."""
+        """Of the last call of `likely_outcomes`: length of the text, the draft, and the
+        probabilities that clean rows gave its first tokens, as far as these were their best."""
 
     @property
     def length(self) -> int:
@@ -183,8 +180,8 @@ class PackedSession(PreparingSession):
         return self._drafter.draft_together([DraftTask(self, text, draft_length)])[0]
 
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
-        """Verdicts to expect on a draft behind `text`, best first, at most `budget` of them; none
-        where the drafter can't say."""
+        """At most `budget` likely verdicts on a draft that follows `text`, best first; none if the
+        drafter has no guesses."""
         from_block = self._drafter.guess_from == "block"
         places = self._block_places(text, draft) if from_block else self._clean_places(text, draft)
         self._learn(text)
@@ -200,15 +197,15 @@ class PackedSession(PreparingSession):
         )
 
     def _learn(self, text: list[int]) -> None:
-        """What has become of the draft whose outcomes were listed last, as `text` tells."""
+        """Learn from the text what became of the draft whose outcomes were listed last."""
         start, draft, chances = self._expected
-        came = text[start : start + len(chances)]
-        self._doubt.learn(chances, common_prefix(came, draft), len(came))
+        decided = text[start : start + len(chances)]
+        self._doubt.learn(chances, common_prefix(decided, draft), len(decided))
         self._expected = (0, (), [])
 
     def _block_places(self, text: list[int], draft: Sequence[int]) -> Sequence[Place]:
-        """A draft that did not come out of the last pass costs a pass; none for what is not this
-        drafter's own draft."""
+        """Guesses of the pass that made the draft. Runs that pass if it was not the last one; no
+        guesses if the draft is not this drafter's own."""
         known = self._prepared.get((len(text), text[-1]))
         if known is None or known.block.token_ids[: len(draft)] != tuple(draft):
             self.draft(text, max(1, len(draft)))
@@ -248,16 +245,16 @@ class PackedSession(PreparingSession):
     def prepare(
         self, text: list[int], draft: Sequence[int], outcomes: Sequence[Outcome], draft_length: int
     ) -> dict[Outcome, Draft]:
-        """The block that follows `text`, the accepted part of `draft` and the bonus token, for
-        every outcome that the drafter's context has room for. Outcomes of more accepted tokens than
-        drafted ones, and more outcomes than the budget, raise ValueError."""
+        """The block after `text`, the accepted part of `draft` and the bonus token, for every
+        outcome that fits into the drafter's context. Raises ValueError for outcomes that accept
+        more than was drafted, and for more outcomes than the budget."""
         return self._drafter.prepare_together(
             [PrepareTask(self, text, draft, outcomes, draft_length)]
         )[0]
 
     def branches(self, task: PrepareTask) -> _Branches | None:
-        """The task's rows, once the cache has caught up; None where there is nothing to draft. What
-        was prepared before is forgotten."""
+        """Catch up with the text and lay out the task's rows; None if there is nothing to draft.
+        Forgets what was prepared before."""
         self._check(task.draft, task.outcomes)
         decoder = self._model.transformer.config
         length = min(task.draft_length, self._drafter.block_size)
@@ -280,11 +277,12 @@ class PackedSession(PreparingSession):
         return _Branches(self, task, fitting, length, layout)
 
     def _room(self, task: PrepareTask, outcome: Outcome) -> int:
-        """Tokens that the drafter's context can hold behind an outcome."""
+        """Tokens that fit into the drafter's context after an outcome."""
         return self._model.transformer.config.max_length - len(task.text) - outcome.num_accepted - 1
 
     def take_in(self, branches: _Branches, logits: Tensor) -> None:
-        """logits float32 [branches, draft_length + 1, target_vocab_size]."""
+        """Store the blocks that a pass has drafted. logits: float32 [branches, draft_length + 1,
+        target_vocab_size]."""
         for outcome, prepared in zip(branches.outcomes, self._read(logits), strict=True):
             block = prepared.block._replace(
                 token_ids=prepared.block.token_ids[: self._room(branches.task, outcome)]
@@ -292,7 +290,7 @@ class PackedSession(PreparingSession):
             self._prepared[_key(branches.task, outcome)] = _Prepared(block, prepared.places)
 
     def blocks(self, branches: _Branches) -> dict[Outcome, Draft]:
-        """What was taken in."""
+        """The blocks of the last pass, by outcome."""
         return {
             outcome: self._prepared[_key(branches.task, outcome)].block
             for outcome in branches.outcomes
@@ -309,7 +307,7 @@ class PackedSession(PreparingSession):
             )
 
     def keep_text(self, text: Sequence[int], draft: Sequence[int]) -> None:
-        """A pass has appended what the cache lacked of `text`, and the draft behind it."""
+        """Keep what a pass has appended of `text`; the draft's rows stay behind it, not counted."""
         self.cache.advance([len(text) - self.length])
         self._behind = tuple(draft)
 
@@ -325,8 +323,8 @@ class PackedSession(PreparingSession):
             self.cache.advance([CATCH_UP_ROWS])
 
     def _read(self, logits: Tensor) -> list[_Prepared]:
-        """One block for each branch: the best token at each place but the last, and guesses at all
-        of them."""
+        """One block for each branch: the best token at each position but the last, and guesses for
+        all of them."""
         finite = torch.isfinite(logits.amax(-1)).all(-1).tolist()
         prepared = []
         for is_finite, rows in zip(finite, logits, strict=True):
@@ -341,5 +339,5 @@ class PackedSession(PreparingSession):
 
 
 def _key(task: PrepareTask, outcome: Outcome) -> tuple[int, int]:
-    """Of what is prepared behind an outcome: length of the text then, and its last token."""
+    """Key of the block after an outcome: length and last token of the text before it."""
     return len(task.text) + outcome.num_accepted + 1, outcome.bonus_token

@@ -1,9 +1,10 @@
-"""Where target and draft worker run, and which cores each of them has."""
+"""Where target and draft worker run, and on which cores."""
 
 from __future__ import annotations
 
 import os
 import threading
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,10 @@ from d3d.errors import InvalidRequest
 from d3d.methods.async_.config import Placement
 
 PLACEMENTS: tuple[Placement, ...] = ("thread", "processes", "streams", "devices")
+
+FEWEST_CORES = 4
+"""Fewest cores for a draft process in auto mode: target and process get half of them each, and
+both need more than one."""
 
 
 def check_placement(name: str, device: torch.device) -> None:
@@ -36,8 +41,8 @@ def check_placement(name: str, device: torch.device) -> None:
 
 
 def default_placement(device: torch.device) -> Placement:
-    """Of a target on this device: on CUDA the drafter gets another device where there is one, else
-    a stream."""
+    """On CUDA the drafter gets a device of its own if there is one, else a stream; on a CPU it gets
+    a thread."""
     if device.type != "cuda":
         return "thread"
     return "devices" if torch.cuda.device_count() > 1 else "streams"
@@ -50,50 +55,81 @@ def other_device(device: torch.device) -> torch.device:
 
 
 def _without_cuda() -> str:
-    """Why there is no CUDA, if there is none."""
+    """Why CUDA is missing; empty if it is not."""
     if torch.cuda.is_available():
         return ""
     return (
         " (this build of torch has no CUDA)"
         if torch.version.cuda is None
-        else " (no CUDA device is to be had here)"
+        else " (there is no CUDA device)"
     )
 
 
 def available_cores() -> list[int]:
-    """The cores that this process may run on; where the system does not tell, as many as it has."""
+    """Cores that this process may run on; all of them if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def worker_cores(cores: list[int]) -> list[int]:
-    """The share of a draft process: the last half of them, rounded down; of one core that one."""
+    """Cores for a draft process: the last half of them, rounded down, but one at least."""
     return cores[-max(1, len(cores) // 2) :]
 
 
+class Room(NamedTuple):
+    """A placement for async mode in auto mode, or why there is none."""
+
+    placement: str | None
+    reason: str = ""
+
+
+def room_for_worker(device: torch.device, num_cores: int, *, is_stored: bool) -> Room:
+    """Where auto mode would run a draft worker.
+
+    device: the target's; is_stored: whether the drafter came from a checkpoint, which a process can
+    load again."""
+    if device.type == "cuda":
+        reasons = []
+        for name in ("devices", "streams"):
+            try:
+                check_placement(name, device)
+            except InvalidRequest as error:
+                reasons.append(str(error).removeprefix("placement: "))
+            else:
+                return Room(name)
+        return Room(None, reasons[-1])
+    if num_cores < FEWEST_CORES:
+        cores = "one core" if num_cores == 1 else f"{num_cores} cores"
+        return Room(None, f"target and drafter would share {cores} and one memory bus")
+    if not is_stored:
+        return Room(
+            None, "the drafter was not loaded from a checkpoint, which a draft process needs"
+        )
+    return Room("processes")
+
+
 class TargetThreads:
-    """While somebody holds it, torch uses as many threads here as the worker's cores leave. Not
-    fewer than one.
+    """Limits torch, while acquired, to the threads that the worker's cores leave, at least one.
 
     A thread more would wait for its core at every matrix product. The number is the whole
-    process's; it is put back in the end."""
+    process's; the last `release` restores it."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = max(1, num_threads)
-        self._holders = 0
+        self._num_acquired = 0
         self._before = 0
         self._lock = threading.Lock()
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         with self._lock:
-            self._holders += 1
-            if self._holders == 1:
+            self._num_acquired += 1
+            if self._num_acquired == 1:
                 self._before = torch.get_num_threads()
                 torch.set_num_threads(min(self._before, self._num_threads))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         with self._lock:
-            self._holders -= 1
-            if self._holders == 0:
+            self._num_acquired -= 1
+            if self._num_acquired == 0:
                 torch.set_num_threads(self._before)

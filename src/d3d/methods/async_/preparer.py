@@ -1,5 +1,5 @@
-"""What a draft worker asks of a drafter: it needs nothing of the target, so it can draft while the
-target verifies."""
+"""The interface of a drafter that a draft worker runs. It needs nothing from the target, so it can
+draft while the target verifies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from d3d.engine.drafter import Draft
 from d3d.methods.async_.outcomes import Outcome
 
 SuccessorDrafts = dict[Outcome, Draft]
-"""What to draft next, by outcome."""
+"""The next draft, by outcome."""
 
 
 class PreparingSession(ABC):
-    """A preparer's state of one sequence. `text` is the sequence's committed tokens, and only ever
+    """A preparer's state of one sequence. `text` is the sequence's committed tokens; it only
     grows."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class PreparingSession(ABC):
 
 
 class DraftTask(NamedTuple):
-    """Arguments of `PreparingSession.draft`, and whose."""
+    """A session and the arguments of its `draft`."""
 
     session: Any
     text: list[int]
@@ -42,7 +42,7 @@ class DraftTask(NamedTuple):
 
 
 class PrepareTask(NamedTuple):
-    """Arguments of `PreparingSession.prepare`, and whose."""
+    """A session and the arguments of its `prepare`."""
 
     session: Any
     text: list[int]
@@ -52,17 +52,16 @@ class PrepareTask(NamedTuple):
 
 
 class Preparer(ABC):
-    """Makes sessions, and works for several of them at a time.
+    """Makes sessions, and drafts for several of them at a time.
 
-    The answers of the joint methods are those of the sessions alone; each session may have one task
-    at a time."""
+    The joint methods answer as the sessions would alone. A session may have one task at a time."""
 
     most_together: int = 1
-    """Tasks that share a pass."""
+    """Most tasks that share a pass."""
 
     @abstractmethod
     def open(self, outcome_budget: int) -> PreparingSession:
-        """For passes of up to `outcome_budget` outcomes."""
+        """A session whose passes prepare up to `outcome_budget` outcomes."""
 
     def draft_together(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [task.session.draft(task.text, task.draft_length) for task in tasks]

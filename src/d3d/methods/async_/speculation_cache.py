@@ -1,4 +1,4 @@
-"""Successors that wait for their verdict, by sequence, round and outcome."""
+"""Prepared successors, by sequence, round and outcome."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from d3d.methods.async_.outcomes import Outcome
 
 
 class SpeculationCache:
-    """Holds one round a sequence: the one that is expected. What belongs to any other is stale, is
-    dropped and counted.
+    """Holds the successors of one round per sequence: the expected one. Those of any other round
+    are stale: dropped, and counted.
 
-    So it never holds more than `most_blocks` blocks for each sequence that has not been forgotten.
-    """
+    So it never holds more than `most_blocks` blocks for each sequence that is not forgotten."""
 
     def __init__(self, most_blocks: int) -> None:
         """most_blocks: successors of a round; more are dropped, the last ones first."""
@@ -20,20 +19,19 @@ class SpeculationCache:
         self._expected: dict[int, int] = {}
         self._blocks: dict[int, dict[Outcome, Draft]] = {}
         self.num_stale = 0
-        """Answers that came for a round that nobody waited for any more."""
+        """Answers for rounds that were not expected any more."""
 
     def __len__(self) -> int:
         """Blocks held."""
         return sum(map(len, self._blocks.values()))
 
     def expect(self, sequence_id: int, round_id: int) -> None:
-        """From now on only this round's successors are of use to the sequence; older ones are
-        forgotten."""
+        """Accept only this round's successors from now on, and drop those of older rounds."""
         self._expected[sequence_id] = round_id
         self._blocks.pop(sequence_id, None)
 
     def put(self, successors: Successors) -> bool:
-        """Whether they were expected."""
+        """Store successors; False if they are stale."""
         if self._expected.get(successors.sequence_id) != successors.round_id:
             self.num_stale += 1
             return False
@@ -41,8 +39,8 @@ class SpeculationCache:
         return True
 
     def take(self, sequence_id: int, round_id: int, outcome: Outcome) -> Draft | None:
-        """The successor of an outcome, None where there is none; a round has one verdict, so its
-        other blocks go."""
+        """The successor of an outcome, None if there is none. A round has one verdict, so its other
+        blocks are dropped."""
         if self._expected.get(sequence_id) != round_id or sequence_id not in self._blocks:
             return None
         block = self._blocks[sequence_id].get(outcome)
@@ -50,7 +48,7 @@ class SpeculationCache:
         return block
 
     def has(self, sequence_id: int, round_id: int) -> bool:
-        """Whether the round's successors are here, whatever they are for."""
+        """Whether the round's successors are here, for whichever outcomes."""
         return self._expected.get(sequence_id) == round_id and sequence_id in self._blocks
 
     def forget(self, sequence_id: int) -> None:

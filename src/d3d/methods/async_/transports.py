@@ -1,4 +1,4 @@
-"""Lines between coordinator and worker: within a process, and through a pipe. Both pass one
+"""Connections between coordinator and worker: within a process, and through a pipe. Both pass one
 contract test."""
 
 from __future__ import annotations
@@ -13,39 +13,38 @@ from typing import Protocol
 from d3d.errors import Disconnected
 
 MOST_WAITING = 4096
-"""Messages that may wait in a line; an end that is so far behind is taken for gone."""
+"""Messages that may queue; a side that is so far behind counts as gone."""
 
 _END = object()
 """Follows the last message."""
 
 
 class Transport(Protocol):
-    """One end of a line between two parties. Messages arrive whole and in order, or not at all."""
+    """One end of a connection. Messages arrive whole and in order, or not at all."""
 
     def send(self, message: object) -> None:
-        """Never waits for the other side. Raises Disconnected where the line is known to be
+        """Never waits for the other side. Raises Disconnected if the connection is known to be
         gone."""
         ...
 
     def receive(self, timeout_s: float) -> object | None:
-        """The next message, None after `timeout_s` seconds without one. Raises Disconnected where
-        none can come any more."""
+        """The next message; None after `timeout_s` seconds without one. Raises Disconnected if none
+        can come any more."""
         ...
 
     def close(self) -> None:
-        """The other side will find itself disconnected, once it has read what was sent before."""
+        """Disconnect. The other side still receives what was sent before."""
         ...
 
 
 class QueueTransport:
-    """One end of a line within a process."""
+    """One end of a connection within a process."""
 
     def __init__(
         self, incoming: queue.Queue[object], outgoing: queue.Queue[object], ended: threading.Event
     ) -> None:
         self._incoming, self._outgoing = incoming, outgoing
         self._ended = ended
-        self._read_all = False
 
     def send(self, message: object) -> None:
         if self._ended.is_set():
@@ -57,12 +56,12 @@ class QueueTransport:
 
     def close(self) -> None:
         self._ended.set()
-        for line in (self._outgoing, self._incoming):
-            _put_end(line)
+        for messages in (self._outgoing, self._incoming):
+            _put_end(messages)
 
 
 def in_process_pair() -> tuple[QueueTransport, QueueTransport]:
-    """Both ends of a line."""
+    """Both ends of a connection."""
     there: queue.Queue[object] = queue.Queue(MOST_WAITING)
     back: queue.Queue[object] = queue.Queue(MOST_WAITING)
     ended = threading.Event()
@@ -71,7 +70,7 @@ def in_process_pair() -> tuple[QueueTransport, QueueTransport]:
 
 class PipeTransport:
     """One end of a pipe. Two threads move the messages, so that neither a full pipe nor half a
-    message can hold up who uses it."""
+    message blocks the caller."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -97,17 +96,14 @@ class PipeTransport:
         _put_end(self._outgoing)
 
     def wait_closed(self, timeout_s: float) -> None:
-        """After `close`: until everything is on its way."""
+        """After `close`: wait until everything has been sent."""
         self._reader.join(timeout_s)
 
     def _write(self) -> None:
         try:
             while (message := self._outgoing.get()) is not _END:
                 self._connection.send(message)
-        except (
-            OSError,
-            ValueError,
-        ):  # the other side is gone; or this one was closed in the middle of a message
+        except (OSError, ValueError):  # the other side is gone, or this one closed in mid-message
             pass
         finally:
             self._closing.set()
@@ -119,7 +115,7 @@ class PipeTransport:
                     _put(self._incoming, self._connection.recv())
         except (EOFError, OSError, Disconnected):
             pass
-        finally:  # whatever ends it, out of memory included: whoever waits must hear of it
+        finally:  # whatever ends it, out of memory included: wake the threads that wait
             self._ended.set()
             _put_end(self._outgoing)
             _put_end(self._incoming)
@@ -127,32 +123,32 @@ class PipeTransport:
             self._connection.close()
 
 
-def _put(line: queue.Queue[object], message: object) -> None:
+def _put(messages: queue.Queue[object], message: object) -> None:
     try:
-        line.put_nowait(message)
+        messages.put_nowait(message)
     except queue.Full as error:
         raise Disconnected from error
 
 
-def _put_end(line: queue.Queue[object]) -> None:
-    """Wake whoever waits; a full line has nobody waiting at it."""
+def _put_end(messages: queue.Queue[object]) -> None:
+    """Wake the receiver; nobody waits at a full queue."""
     with suppress(queue.Full):
-        line.put_nowait(_END)
+        messages.put_nowait(_END)
 
 
-def _get(line: queue.Queue[object], timeout_s: float, ended: threading.Event) -> object | None:
-    """What was sent before the end is still delivered."""
+def _get(messages: queue.Queue[object], timeout_s: float, ended: threading.Event) -> object | None:
+    """The next message; those sent before the end are still delivered."""
     deadline = time.perf_counter() + timeout_s
     while True:
         try:
             left = deadline - time.perf_counter()
-            message = line.get(timeout=left) if left > 0 else line.get_nowait()
+            message = messages.get(timeout=left) if left > 0 else messages.get_nowait()
         except queue.Empty:
             if ended.is_set():
                 raise Disconnected from None
             return None
         if message is not _END:
             return message
-        if line.empty():
-            _put_end(line)
+        if messages.empty():
+            _put_end(messages)
             raise Disconnected

@@ -1,5 +1,5 @@
-"""Where a draft worker runs: a thread of this process, perhaps with a stream of its own, or a
-process on CPU cores of its own."""
+"""Draft workers: a thread of this process, perhaps with its own CUDA stream, or a process on its
+own CPU cores."""
 
 from __future__ import annotations
 
@@ -7,24 +7,55 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from d3d.engine.clock import PassClock
+import torch
+
+from d3d.engine.clock import PassClock, ProcessorClock, cuda_clock
 from d3d.errors import Disconnected
 from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import Failed
 from d3d.methods.async_.preparer import Preparer
-from d3d.methods.async_.streams import on_the_processor
 from d3d.methods.async_.transports import PipeTransport, QueueTransport, Transport, in_process_pair
 
 MakePreparer = Callable[[], Preparer]
 """Loads the drafter, in the worker. For a process it must be picklable."""
 
 Setting = Callable[[], AbstractContextManager[PassClock]]
-"""What a worker's thread works within, and the clock of its passes."""
+"""Context that a worker's thread runs in; it yields the clock of its passes."""
+
+
+@contextmanager
+def on_the_processor() -> Iterator[PassClock]:
+    """No arrangements."""
+    yield ProcessorClock()
+
+
+@contextmanager
+def on_one_core() -> Iterator[PassClock]:
+    """One torch thread, for a draft thread on a CPU.
+
+    With more it would have a thread pool of its own, and once two pools hold more threads than
+    there are cores, OpenMP's threads go to sleep between products: everything else in this process
+    would take 1.7 times as long (docs/log.md) for as long as the draft thread lives."""
+    torch.set_num_threads(1)  # of this thread; `TargetThreads` sets the others' number again
+    yield ProcessorClock()
+
+
+@contextmanager
+def on_own_stream(device: torch.device) -> Iterator[PassClock]:
+    """A CUDA stream for this thread, so that its work runs beside that of others; it waits for what
+    was queued before, such as the drafter's weights.
+
+    A worker reads every answer back from the device, so none of its work outlasts the answer. Not
+    yet run on a GPU."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        stream.wait_stream(torch.cuda.default_stream(device))
+        yield cuda_clock(device)
 
 
 class Worker(Protocol):
@@ -32,31 +63,30 @@ class Worker(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """This side's end of the line to it."""
+        """This side's end of the connection."""
         ...
 
     @property
     def description(self) -> str: ...
 
     def kill(self) -> None:
-        """End it now, without waiting for it; a thread goes on until the pass that it is in has
-        ended."""
+        """End it without waiting; a thread goes on until its current pass has ended."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended, but no longer."""
+        """Wait for its end, at most so long."""
         ...
 
 
 class ThreadWorker:
-    """Shares the drafter's weights, and the processor, with the target."""
+    """Shares the drafter's weights and the processor with the target."""
 
     description = "draft thread"
 
     def __init__(self, make: MakePreparer, setting: Setting = on_the_processor) -> None:
         self.transport, theirs = in_process_pair()
         self.thread = threading.Thread(
-            target=_work, args=(theirs, make, setting), name="d3d-draft-worker", daemon=True
+            target=_run_worker, args=(theirs, make, setting), name="d3d-draft-worker", daemon=True
         )
         self.thread.start()
 
@@ -72,8 +102,8 @@ class ProcessWorker:
     process."""
 
     def __init__(self, make: MakePreparer, cores: list[int]) -> None:
-        """cores: where it may run, one torch thread each; empty: anywhere, with torch's own number
-        of threads."""
+        """cores: those that it may run on, with one torch thread each; empty for any core and
+        torch's own number of threads."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         try:
@@ -88,7 +118,7 @@ class ProcessWorker:
             ours.close()
             raise
         finally:
-            theirs.close()  # else its end would not be noticed
+            theirs.close()  # else the worker's end would go unnoticed
         self.transport = PipeTransport(ours)
 
     @property
@@ -107,22 +137,23 @@ class ProcessWorker:
 def work_in_process(connection: Connection, make: MakePreparer, cores: list[int]) -> None:
     """The main function of a worker's process."""
     threading.Thread(target=_end_with_parent, name="d3d-parent-watch", daemon=True).start()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the parent, which then ends this process
-    _settle_on(cores)
+    # Ctrl-C is for the parent, which then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _use_cores(cores)
     transport = PipeTransport(connection)
-    _work(transport, make, on_the_processor)
+    _run_worker(transport, make, on_the_processor)
     transport.wait_closed(5.0)
 
 
-def _work(transport: PipeTransport | QueueTransport, make: MakePreparer, setting: Setting) -> None:
+def _run_worker(
+    transport: PipeTransport | QueueTransport, make: MakePreparer, setting: Setting
+) -> None:
     with ExitStack() as stack:
-        stack.callback(transport.close)  # however this ends, the other side must not wait for it
+        stack.callback(transport.close)  # the other side must not wait, however this ends
         try:
             clock = stack.enter_context(setting())
             preparer = make()
-        except Exception as error:  # the coordinator has to hear of it, whatever it is
+        except Exception as error:  # the coordinator reports it
             with suppress(Disconnected):
                 transport.send(Failed(None, 0, f"{type(error).__name__}: {error}"))
             return
@@ -130,18 +161,16 @@ def _work(transport: PipeTransport | QueueTransport, make: MakePreparer, setting
 
 
 def _end_with_parent() -> None:
-    """Even in the middle of a pass, or where the drafter hangs."""
+    """End this process when its parent ends, even in the middle of a pass."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
 
 
-def _settle_on(cores: list[int]) -> None:
+def _use_cores(cores: list[int]) -> None:
     if not cores:
         return
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    import torch
-
     torch.set_num_threads(len(cores))

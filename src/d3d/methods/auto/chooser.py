@@ -1,10 +1,10 @@
-"""Which mode the next round goes through, by what rounds have shown so far: arithmetic only, no
-models and no clock.
+"""Chooses the mode of the next round from the times of earlier rounds: arithmetic only, no models
+and no clock.
 
-Two rules. The mode of least time per token leads, and the others are looked at again, more and more
-seldom. And a debt is kept: what drafted rounds have cost beyond plain ones that bring as many
-tokens. It may not pass a few plain rounds and a small share of the time, so decoding is never much
-slower than plain, whatever the drafter does."""
+Two rules. The mode of least time per token leads, and the others are tried again at growing
+intervals. And a debt is kept: the time that drafted rounds have taken beyond plain rounds of as
+many tokens. It is limited to a few plain rounds and a small share of the total time, so decoding is
+never much slower than plain, whatever the drafter does."""
 
 from __future__ import annotations
 
@@ -17,55 +17,51 @@ from typing import Any, NamedTuple
 PLAIN = "plain"
 
 PLAIN_ROUNDS = 4
-"""Before anything is compared with plain rounds, there are so many."""
+"""Plain rounds before a mode is tried."""
 
 TRIAL_ROUNDS, CHECK_ROUNDS, FEWEST_ROUNDS = 24, 12, 2
-"""Most counted rounds of a mode that was never tried, and of one that is looked at again; and the
-fewest. In between, a trial ends as soon as more of them would hardly change which mode is
-faster."""
+"""Most counted rounds of a first trial and of a later one, and the fewest of any. In between, a
+trial ends once more rounds would hardly change which mode is faster."""
 
 LUCK = 1.5
-"""A mode whose rounds had this much bad luck, in standard errors of their tokens, may still be the
-fastest, and its trial goes on."""
+"""A trial goes on if the mode would be the fastest with this many standard errors more tokens."""
 
 NOT_FOR_LESS = 0.97
-"""Another mode takes the lead where it takes less than this share of the leader's time per
-token."""
+"""Another mode takes the lead if it needs less than this share of the leader's time per token."""
 
 FIRST_CHECK, LAST_INTERVAL = 24, 256
-"""Rounds until the other modes are looked at again; twice as many each time that this changes
-nothing, up to the second number."""
+"""Rounds until the other modes are tried again, first and at most; the interval doubles each time
+that the leader stays."""
 
 ALLOWED_ROUNDS, ALLOWED_SHARE = 4.0, 0.03
-"""The debt may come to so many plain rounds, and to this share of the time that rounds have
-taken."""
+"""Limit of the debt: so many plain rounds, plus this share of the elapsed time."""
 
 FIRST_SHARE = 0.08
-"""Of the time that the prompt and the next LOOK_AHEAD tokens take, if so many may come: what the
-first look at a mode may cost."""
+"""Limit of the cost of a mode's first trial, as a share of the time of the prompt and the next
+LOOK_AHEAD tokens, if so many may come."""
 
 CREDIT_ROUNDS = 16.0
-"""What drafting has gained counts against the debt up to so many plain rounds: a drafter that was
-good may not be bad for long."""
+"""Most time saved by drafting that offsets later debt, in plain rounds: a drafter that was good may
+not be bad for long."""
 
 LOOK_AHEAD = 128
-"""Tokens over which a mode must earn what it costs to enter it, if so many may still come."""
+"""Tokens over which a mode must earn the cost of entering it, if so many may still come."""
 
 WINDOW, KEPT = 32, 8
-"""Rounds of a mode that are remembered; and how many of them count where the text may have become
+"""Rounds of a mode that are remembered; and how many of them are kept when the text may have become
 easier or harder."""
 
 
 class RoundCost(NamedTuple):
-    """What a round took, in seconds, and how many tokens it committed for each sequence."""
+    """Seconds that a round took, and tokens that it committed per request."""
 
     seconds: float
     tokens: float
 
 
-class _Span(NamedTuple):
-    """Of a mode's remembered rounds: means, the standard error of their tokens, and the most
-    seconds that a round counts for, since hiccups of the machine meet every mode alike."""
+class _ModeSummary(NamedTuple):
+    """Means over a mode's remembered rounds, the standard error of their tokens, and the cap on a
+    round's seconds, since delays by other work meet every mode alike."""
 
     seconds: float
     tokens: float
@@ -74,16 +70,16 @@ class _Span(NamedTuple):
 
 
 class ModeTimes:
-    """What rounds of each mode have shown, over all requests of a model."""
+    """Times of each mode's last rounds, kept over many requests."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, deque[RoundCost]] = {}
-        self._spans: dict[str, _Span] = {}
-        """Of modes whose rounds have not changed since."""
+        self._summaries: dict[str, _ModeSummary] = {}
+        """Of modes whose rounds have not changed since they were summarized."""
 
-    def add(self, mode: str, one: RoundCost) -> None:
-        self._rounds.setdefault(mode, deque(maxlen=WINDOW)).append(one)
-        self._spans.pop(mode, None)
+    def add(self, mode: str, cost: RoundCost) -> None:
+        self._rounds.setdefault(mode, deque(maxlen=WINDOW)).append(cost)
+        self._summaries.pop(mode, None)
 
     def count(self, mode: str) -> int:
         return len(self._rounds.get(mode, ()))
@@ -93,74 +89,73 @@ class ModeTimes:
         rounds = self._rounds.get(mode, deque())
         while len(rounds) > kept:
             rounds.popleft()
-            self._spans.pop(mode, None)
+            self._summaries.pop(mode, None)
 
     def new_text(self) -> None:
-        """A request begins: how many tokens a round brings may have changed."""
+        """A request begins, so the tokens of a round may change: keep the last rounds only."""
         for mode in self._rounds:
             self.shorten(mode, KEPT)
 
     def tpot_s(self, mode: str, luck: float = 0.0) -> float | None:
-        """Seconds per token; None where no round is known. One hiccup of the machine counts for two
-        rounds at most, and no round is taken to be shorter than a plain one, whose pass it holds:
-        where it was, other work has slowed plain rounds down.
+        """Seconds per token; None if no round is known.
 
-        luck: what it would be if the tokens of these rounds had been so many standard errors fewer
-        than they usually are."""
-        span, plain = self._span(mode), self._span(PLAIN)
-        if span is None:
+        A delayed round counts as two rounds at most. No round counts as shorter than a plain one,
+        whose pass it contains: if it was, other work slowed the plain rounds down. luck: standard
+        errors to add to the mean tokens of a round."""
+        summary, plain = self._summary(mode), self._summary(PLAIN)
+        if summary is None:
             return None
         if plain is None or mode == PLAIN:
-            return span.seconds / span.tokens
-        return max(span.seconds, plain.seconds) / max(1.0, span.tokens + luck * span.error)
+            return summary.seconds / summary.tokens
+        return max(summary.seconds, plain.seconds) / max(1.0, summary.tokens + luck * summary.error)
 
-    def excess_s(self, mode: str, one: RoundCost | None = None) -> float:
-        """What a round of this mode costs beyond plain ones that bring as many tokens: this round,
-        or the mean of those remembered. 0 where nothing is known to compare it with."""
-        plain, span = self.tpot_s(PLAIN), self._span(mode)
-        if one is None:
-            one = RoundCost(0.0, 0.0) if span is None else RoundCost(span.seconds, span.tokens)
-        seconds = one.seconds if span is None else min(one.seconds, span.most)
-        return 0.0 if plain is None else max(seconds, plain) - one.tokens * plain
+    def excess_s(self, mode: str, cost: RoundCost | None = None) -> float:
+        """Seconds that a round takes beyond plain rounds of as many tokens: a given round, or the
+        mean one. 0 if no plain round is known."""
+        plain, summary = self.tpot_s(PLAIN), self._summary(mode)
+        if cost is None:
+            none = RoundCost(0.0, 0.0)
+            cost = none if summary is None else RoundCost(summary.seconds, summary.tokens)
+        seconds = cost.seconds if summary is None else min(cost.seconds, summary.most)
+        return 0.0 if plain is None else max(seconds, plain) - cost.tokens * plain
 
-    def _span(self, mode: str) -> _Span | None:
+    def _summary(self, mode: str) -> _ModeSummary | None:
         rounds = self._rounds.get(mode)
         if not rounds:
             return None
-        if mode not in self._spans:
-            count, most = len(rounds), 2 * median(one.seconds for one in rounds)
-            tokens = sum(one.tokens for one in rounds) / count
-            # one more square, since two equal rounds are no certainty
-            error = (sum((one.tokens - tokens) ** 2 for one in rounds) + 1) ** 0.5 / count
-            self._spans[mode] = _Span(
-                sum(min(one.seconds, most) for one in rounds) / count, tokens, error, most
-            )
-        return self._spans[mode]
+        if mode not in self._summaries:
+            count, most = len(rounds), 2 * median(cost.seconds for cost in rounds)
+            seconds = sum(min(cost.seconds, most) for cost in rounds) / count
+            tokens = sum(cost.tokens for cost in rounds) / count
+            # plus 1, since two equal rounds prove little
+            error = (sum((cost.tokens - tokens) ** 2 for cost in rounds) + 1) ** 0.5 / count
+            self._summaries[mode] = _ModeSummary(seconds, tokens, error, most)
+        return self._summaries[mode]
 
 
 @dataclass(frozen=True)
 class AutoReport:
-    """What auto mode has come to."""
+    """The outcome of auto mode."""
 
     mode: str
-    """The one that led in the end."""
+    """The mode that led in the end."""
     why: str
     rounds: dict[str, int]
-    """Rounds of each mode that was taken."""
+    """Rounds by mode."""
     tpot_s: dict[str, float]
-    """Seconds per token of each mode, by the rounds that are remembered."""
+    """Seconds per token by mode, over the remembered rounds."""
     left_out: dict[str, str]
-    """Modes that were not to be had, or not any more, and why."""
+    """Modes that could not be tried, or have failed, and why."""
     faults: tuple[str, ...] = ()
-    """Of those: what went wrong on the way."""
+    """Failures during decoding, as `mode: reason`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; `faults` are among `left_out`."""
+        """As plain JSON values, without `faults`, which are among `left_out`."""
         return {name: value for name, value in vars(self).items() if name != "faults"}
 
 
 @dataclass
-class _Stay:
+class _ModeTurn:
     """Rounds of one mode in a row."""
 
     mode: str
@@ -168,27 +163,26 @@ class _Stay:
     num_counted: int = 0
 
     @property
-    def settles(self) -> bool:
-        """Whether its next round is not one like those that follow: it opens a session, catches up,
-        or has no draft yet."""
+    def is_warm_up(self) -> bool:
+        """Whether the next round is a warm-up round and must not be timed."""
         return self.num_rounds == 0 and self.mode != PLAIN
 
 
 @dataclass
 class Chooser:
-    """Chooses for one generation; `times` may be another's, too."""
+    """Chooses for the requests of one busy period; `times` may be shared with others."""
 
     candidates: tuple[str, ...]
-    """Modes besides plain, in the order in which they are tried."""
+    """Modes besides plain, in the order of trial."""
     times: ModeTimes = field(default_factory=ModeTimes)
     left_out: dict[str, str] = field(default_factory=dict)
     prefill: RoundCost = field(default_factory=lambda: RoundCost(0.0, 1.0))
-    """Seconds that the target took for the prompts, and their tokens: what a drafter's own cache
-    costs to fill is told by them."""
+    """Seconds that the target took for the prompts, and their tokens: an estimate of the cost of
+    filling a drafter's own cache."""
 
     def __post_init__(self) -> None:
         self.times.new_text()
-        self._stay = _Stay(PLAIN)
+        self._turn = _ModeTurn(PLAIN)
         self._leader = PLAIN
         self._trial: str | None = None
         self._trial_rounds = 0
@@ -203,36 +197,37 @@ class Chooser:
 
     def choose(self, remaining: int, missing: Mapping[str, int]) -> str:
         """The mode of the next round. remaining: most tokens that may still come; missing: tokens
-        that a mode's drafter would have to catch up with first."""
+        that each mode's drafter would have to compute first."""
         mode = self._wanted(remaining, missing)
-        if mode != self._stay.mode:
-            self._stay = _Stay(mode)
+        if mode != self._turn.mode:
+            self._turn = _ModeTurn(mode)
         self._is_counting = True
         return mode
 
     def observe(self, seconds: float, tokens: float) -> None:
-        """What the round came to that has been chosen last; a round that was not chosen here is
-        left alone."""
+        """Record the round that was chosen last; rounds that were not chosen here are ignored."""
         if not self._is_counting:
             return
         self._is_counting = False
-        stay = self._stay
-        settles, one = stay.settles, RoundCost(seconds, tokens)
-        if not settles:
-            self.times.add(stay.mode, one)
-            stay.num_counted += 1
-        stay.num_rounds += 1
-        self._taken[stay.mode] = self._taken.get(stay.mode, 0) + 1
+        turn = self._turn
+        is_warm_up, cost = turn.is_warm_up, RoundCost(seconds, tokens)
+        if not is_warm_up:
+            self.times.add(turn.mode, cost)
+            turn.num_counted += 1
+        turn.num_rounds += 1
+        self._taken[turn.mode] = self._taken.get(turn.mode, 0) + 1
         self._num_rounds += 1
-        self._seen_at[stay.mode] = self._num_rounds
+        self._seen_at[turn.mode] = self._num_rounds
         self._elapsed_s += seconds
-        if stay.mode != PLAIN:
+        if turn.mode != PLAIN:
             plain = self.times.tpot_s(PLAIN) or 0.0
-            excess = seconds - tokens * plain if settles else self.times.excess_s(stay.mode, one)
+            excess = (
+                seconds - tokens * plain if is_warm_up else self.times.excess_s(turn.mode, cost)
+            )
             self._debt_s = max(self._debt_s + excess, -CREDIT_ROUNDS * plain)
 
     def drop(self, mode: str, fault: str) -> None:
-        """This mode is out of the question from now on; the round under way counts for none."""
+        """Leave a mode out from now on. The current round is not counted."""
         self.candidates = tuple(name for name in self.candidates if name != mode)
         self.left_out[mode] = fault
         self._faults.append(f"{mode}: {fault}")
@@ -258,7 +253,7 @@ class Chooser:
             tuple(self._faults),
         )
 
-    # What is wanted
+    # The next mode
 
     def _wanted(self, remaining: int, missing: Mapping[str, int]) -> str:
         if not self.candidates or self.times.count(PLAIN) < PLAIN_ROUNDS:
@@ -274,12 +269,12 @@ class Chooser:
         self._find_leader(remaining, missing)
         if self._debt_s <= self._limit_s:
             return self._leader
-        self.times.shorten(self._leader, KEPT)  # it leads by what is not true any more
+        self.times.shorten(self._leader, KEPT)  # its older rounds mislead
         return PLAIN
 
     def _due(self, remaining: int, missing: Mapping[str, int]) -> str | None:
-        """A mode that was never tried, or the one that has not been looked at for the longest time
-        where it is time to look."""
+        """The mode to try now: one that was never tried, or at the end of an interval the one that
+        was tried longest ago; None if none is due."""
         for mode in self.candidates:
             if not self.times.count(mode) and self._is_affordable(mode, remaining, missing):
                 return mode
@@ -307,19 +302,19 @@ class Chooser:
         return mode
 
     def _trial_is_over(self) -> bool:
-        stay = self._stay
-        if stay.num_counted < FEWEST_ROUNDS:
+        turn = self._turn
+        if turn.num_counted < FEWEST_ROUNDS:
             return False
-        if stay.num_counted >= self._trial_rounds or self._debt_s > self._limit_s:
+        if turn.num_counted >= self._trial_rounds or self._debt_s > self._limit_s:
             return True
-        others = {PLAIN, self._leader} - {stay.mode}
+        others = {PLAIN, self._leader} - {turn.mode}
         best = min(
             (seconds for mode in others if (seconds := self.times.tpot_s(mode)) is not None),
             default=0.0,
         )
         lucky, unlucky = (
-            self.times.tpot_s(stay.mode, luck=LUCK),
-            self.times.tpot_s(stay.mode, luck=-1.0),
+            self.times.tpot_s(turn.mode, luck=LUCK),
+            self.times.tpot_s(turn.mode, luck=-1.0),
         )
         return lucky is None or unlucky is None or lucky >= best or unlucky < best
 
@@ -330,7 +325,7 @@ class Chooser:
             tpot = self.times.tpot_s(mode)
             if tpot is not None:
                 costs[mode] = tpot * ahead + (
-                    0.0 if mode == self._stay.mode else self._entry_s(mode, missing)
+                    0.0 if mode == self._turn.mode else self._entry_s(mode, missing)
                 )
         best = min(costs, key=costs.__getitem__)
         if best != self._leader and costs[best] < NOT_FOR_LESS * costs.get(
@@ -345,8 +340,8 @@ class Chooser:
         return ALLOWED_ROUNDS * (self.times.tpot_s(PLAIN) or 0.0) + ALLOWED_SHARE * self._elapsed_s
 
     def _is_affordable(self, mode: str, remaining: int, missing: Mapping[str, int]) -> bool:
-        """Whether a look at it can't take the debt over its limit, as far as that is known. A mode
-        that was never tried is taken to cost a plain round too many each time; it may have more."""
+        """Whether a trial should keep the debt within its limit. Each round of a mode that was
+        never tried is taken to cost one plain round too many; its limit is higher."""
         if mode == PLAIN:
             return True
         plain, limit = self.times.tpot_s(PLAIN) or 0.0, self._limit_s
@@ -359,7 +354,7 @@ class Chooser:
         return self._debt_s + (1 + FEWEST_ROUNDS) * excess + self._entry_s(mode, missing) <= limit
 
     def _entry_s(self, mode: str, missing: Mapping[str, int]) -> float:
-        # what a pass takes for its rows alone: any round has its pass
+        # the time of the rows alone, since every round has a pass
         rows_s = max(0.0, self.prefill.seconds - (self.times.tpot_s(PLAIN) or 0.0))
         return rows_s / max(1.0, self.prefill.tokens) * missing.get(mode, 0)
 
@@ -373,8 +368,8 @@ class Chooser:
                 parts.append("drafting does not pay here")
         if untried := [mode for mode in self.candidates if mode not in tpot]:
             parts.append(
-                f"{' and '.join(untried)} could not be tried: the answer was too short for it, or "
-                "its text too long"
+                f"{' and '.join(untried)} could not be tried: the answer was too short for it, "
+                "or its text too long"
             )
         parts += [f"{mode} left out: {reason}" for mode, reason in self.left_out.items()]
         return "; ".join(parts)

@@ -39,8 +39,7 @@ class AutoConfig(MethodConfig):
     def candidates(self, facts: Facts) -> tuple[dict[str, MethodConfig], dict[str, str]]:
         """Methods that can be tried, in that order, and why the others can't. Raises
         InvalidRequest for options that only methods look at which are left out."""
-        from d3d.methods.async_.auto_placement import room_for_worker
-        from d3d.methods.async_.placement import available_cores
+        from d3d.methods.async_.placement import available_cores, room_for_worker
 
         if facts.drafter is None:
             left_out = dict.fromkeys(_CONFIGS, "there is no drafter")

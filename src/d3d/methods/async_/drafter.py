@@ -1,5 +1,4 @@
-"""Async mode's drafter: a draft is a successor out of the coordinator's hands, or what the miss
-policy says."""
+"""Async mode's drafter: a draft is a prepared successor, or what the miss policy says."""
 
 from __future__ import annotations
 
@@ -18,46 +17,46 @@ class AsyncDrafter(Drafter):
     def __init__(
         self, coordinator: Coordinator, policy: Policy, threads: TargetThreads | None = None
     ) -> None:
-        """threads: held while there are requests, so that the target leaves the worker's cores
-        alone."""
+        """threads: acquired while there are requests, to leave the worker's cores free."""
         self.max_draft_length = policy.draft_length
         self.coordinator, self.policy = coordinator, policy
         self._threads = threads
-        self._members: set[int] = set()
+        self._ids: set[int] = set()
+        """Of requests that the coordinator has a sequence for."""
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
         for request in requests:
-            if request.id not in self._members:
-                self._join(request)
+            if request.id not in self._ids:
+                self._open(request.id)
         return self.coordinator.draft(
             [request.id for request in requests],
             [request.token_ids for request in requests],
             [request.draft_room(self.max_draft_length) for request in requests],
         )
 
-    def _join(self, request: Request) -> None:
-        if self._threads is not None and not self._members:
-            self._threads.hold()
-        self._members.add(request.id)
-        self.coordinator.open(request.id, self.policy)
+    def _open(self, request_id: int) -> None:
+        if self._threads is not None and not self._ids:
+            self._threads.acquire()
+        self._ids.add(request_id)
+        self.coordinator.open(request_id, self.policy)
 
     def ready(self) -> None:
         self.coordinator.ensure_worker()
 
     def num_missing(self, request: Request) -> int:
-        return 0 if request.id in self._members else len(request)
+        return 0 if request.id in self._ids else len(request)
 
     def suspend(self, request: Request) -> None:
         self.end(request)
 
     def end(self, request: Request) -> None:
-        if request.id not in self._members:
+        if request.id not in self._ids:
             return
-        self._members.discard(request.id)
+        self._ids.discard(request.id)
         self.coordinator.forget(request.id)
-        if self._threads is not None and not self._members:
-            self._threads.let_go()
+        if self._threads is not None and not self._ids:
+            self._threads.release()
 
     @property
     def num_held(self) -> int:
-        return len(self._members)
+        return len(self._ids)
