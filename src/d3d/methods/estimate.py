@@ -18,20 +18,15 @@ class Estimate:
     """What the prior counts for, in units of `possible`."""
     decay: float = 0.0
     """Share of what is known that each observation takes away; 0 forgets nothing."""
-    _observed: float = field(init=False)
+    value: float = field(init=False)
     _possible: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._observed, self._possible = self.prior * self.weight, self.weight
+        self.value, self._possible = self.prior, self.weight  # the prior itself, without rounding
 
     def add(self, observed: float, possible: float = 1.0) -> None:
-        kept = 1.0 - self.decay
-        self._observed = kept * self._observed + observed
-        self._possible = kept * self._possible + possible
-
-    @property
-    def value(self) -> float:
-        return self._observed / self._possible
+        self._possible = (1.0 - self.decay) * self._possible + possible
+        self.value += (observed - possible * self.value) / self._possible
 
 
 class Survival:

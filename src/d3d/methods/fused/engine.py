@@ -66,8 +66,7 @@ def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -
     if config.alignment != "next" or config.block_size < 2:
         raise InvalidRequest(
             "method: fused needs a drafter of alignment next with blocks of two or more, whose "
-            "slots "
-            "predict what follows the bonus token; with this one, serial and plain work"
+            "slots predict what follows the bonus token; with this one, serial and plain work"
         )
 
 

@@ -22,7 +22,8 @@ class NgramDrafter(Drafter):
         self._pasts: dict[int, PromptLookup] = {}
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
-        return [Draft(self._copy(request), looked_up=True) for request in requests]
+        copies = [self._copy(request) for request in requests]
+        return [Draft(tokens, looked_up=bool(tokens)) for tokens in copies]
 
     def _copy(self, request: Request) -> tuple[int, ...]:
         if request.id not in self._pasts:
