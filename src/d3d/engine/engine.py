@@ -132,19 +132,18 @@ class Engine:
                 for request, rows in zip(self.reading, logits, strict=True)
                 if rows is not None
             ]
+            seconds = time.perf_counter() - started
+            times = RoundTimes(started, 0.0, seconds)
+            rounds = [request.commit(NO_DRAFT, verdict, times) for request, verdict in read]
         except Exception as error:
             return self._fail(self.reading, error)
-        seconds = time.perf_counter() - started
         self._prefill_s += seconds
-        if not read:
-            return []
-        num_tokens = sum(request.prompt_length for request, _ in read)
-        self.drafter.prefilled(self._prefill_s, num_tokens)
-        self._prefill_s = 0.0
-        times = RoundTimes(started, 0.0, seconds)
-        rounds = [request.commit(NO_DRAFT, verdict, times) for request, verdict in read]
-        self.running += [request for request, _ in read]
-        self.reading = [request for request in self.reading if not request.num_rounds]
+        if read:
+            num_tokens = sum(request.prompt_length for request, _ in read)
+            self.drafter.prefilled(self._prefill_s, num_tokens)
+            self._prefill_s = 0.0
+            self.running += [request for request, _ in read]
+            self.reading = [request for request in self.reading if not request.num_rounds]
         return rounds
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> list[Round]:
