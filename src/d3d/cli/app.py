@@ -85,8 +85,8 @@ app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 2 for what the user can mend (one line on standard error),
-    130 after Ctrl-C."""
+    """Entry point. Exit codes: 0 done; 2 for an error that the user can fix (one line on standard
+    error); 130 after Ctrl-C."""
     try:
         sys.exit(app(prog_name="d3d", standalone_mode=False))
     except D3DError as error:

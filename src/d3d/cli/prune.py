@@ -182,7 +182,7 @@ def _report(
     *,
     pictures: bool,
 ) -> None:
-    """Writes curve.json, curve.md and curve.svg."""
+    """Write curve.json, curve.md and curve.svg."""
     from d3d.cli.console import note
     from d3d.lab.prune.curve import choose
     from d3d.lab.report.pruning import curve_picture, curve_table

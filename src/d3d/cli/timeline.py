@@ -1,4 +1,4 @@
-"""`d3d timeline`: when target and drafter ran, from a trace."""
+"""`d3d timeline`: times of target and drafter, from a trace."""
 
 from __future__ import annotations
 

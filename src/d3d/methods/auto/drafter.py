@@ -16,7 +16,7 @@ from d3d.methods.auto.chooser import PLAIN, AutoReport, Chooser, ModeTimes, Roun
 
 
 class AutoDrafter(Drafter):
-    """Chooses one mode a round for all running requests. What it measures is kept by the number of
+    """Chooses one mode per round for all running requests. Measurements are kept by the number of
     requests that run together."""
 
     def __init__(
@@ -26,8 +26,8 @@ class AutoDrafter(Drafter):
         *,
         required: Collection[str] = (),
     ) -> None:
-        """candidates: drafters by mode, in the order in which they are tried; left_out: why other
-        modes are not among them; required: candidates that must be able to start."""
+        """candidates: drafters by mode, in the order of trial; left_out: reasons why other modes
+        are not among them; required: candidates that must be able to start."""
         self.candidates = dict(candidates)
         self.max_draft_length = max(
             (drafter.max_draft_length for drafter in candidates.values()), default=0
