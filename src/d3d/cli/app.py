@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    if message:  # empty where the help has been shown instead
+    if message:  # empty if the help has been shown instead
         print(f"d3d: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(EXIT_USAGE)
 

@@ -177,7 +177,7 @@ def _drafting(
     config = read_config(path)
     if (
         not num_layers and preset is not None
-    ):  # its target is not here to be asked, and its drafter was made of it
+    ):  # its target is not here; its drafter was made from it
         num_layers = len(config.drafter.kept_layers)
     return Drafting(
         name or f"the drafter of preset {preset.name if preset else ''}",
@@ -231,7 +231,7 @@ def _memory(
     ):
         fields["drafter_bytes"] += size.num_bytes(
             0, bytes_per_number
-        )  # what the deltas belong to is loaded a second time
+        )  # the deltas' base model is loaded a second time
     if drafting is not None and not drafting.is_target:
         layers = len(drafting.config.drafter.kept_layers) / max(1, drafting.num_target_layers)
         fields["drafter_cache_bytes_per_token"] = int(layers * fields["cache_bytes_per_token"])

@@ -50,14 +50,14 @@ ThinkingOption = Annotated[
     bool | None,
     typer.Option(
         "--thinking/--no-thinking",
-        help="Handed to the chat template as enable_thinking.",
+        help="Passed to the chat template as enable_thinking.",
         rich_help_panel="Sampling, further",
     ),
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto).",
+        help="Write a timeline of target and drafter as a Chrome trace (for Perfetto).",
         rich_help_panel="Output",
     ),
 ]
@@ -81,7 +81,7 @@ DryRunOption = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would run where, load no weights, and answer nothing.",
+        help="Show what would run, and on which device; load no weights, answer nothing.",
         rich_help_panel="Output",
     ),
 ]

@@ -53,14 +53,14 @@ def plan(
         typer.Option(help="Async mode: outcomes prepared in a round. Default: as for generate."),
     ] = None,
     hit_rate: Annotated[
-        float | None, typer.Option(help="Async mode: 0 to 1, instead of what the trace tells.")
+        float | None, typer.Option(help="Async mode: 0 to 1, instead of the trace's.")
     ] = None,
     rows: Annotated[
         int | None,
         typer.Option(help="Fused mode: rows of a pass. Default: the preset's, else the fastest."),
     ] = None,
     kept_layers: Annotated[
-        int | None, typer.Option(help="As if the drafter had only so many layers.")
+        int | None, typer.Option(help="Model a drafter with this many layers.")
     ] = None,
     dtype: Annotated[
         str | None,

@@ -36,7 +36,7 @@ def stream_answer(
                     color=True,
                 )
             result = chunk.result
-    finally:  # Ctrl-C in the middle of a line, too
+    finally:  # also after Ctrl-C in the middle of a line
         typer.echo()
     assert result is not None, "the last chunk carries the result"
     return result
@@ -76,7 +76,7 @@ class Painter:
             if shown := chunk.text[len(chunk.text) - rest :][: len(text)]:
                 yield shown, kept
             rest = max(0, rest - len(text))
-        if rest:  # half a character that the end has let go
+        if rest:  # half a character, released at the end
             yield chunk.text[-rest:], kept
 
 

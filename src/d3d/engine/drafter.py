@@ -165,7 +165,7 @@ class Guarded(Drafter):
         try:
             drafts = self.drafter.propose(members)
             checked = [self._checked(*pair) for pair in zip(members, drafts, strict=True)]
-        except Exception as error:  # whatever a drafter dies of, the answers go on
+        except Exception as error:  # a drafter's failure must not end the answers
             fault = f"the drafter failed: {type(error).__name__}: {error}"
             checked = [Draft(fault=fault) for _ in members]
         by_id = {}
@@ -216,5 +216,5 @@ class Guarded(Drafter):
         """Call a hook, ignoring errors: a broken drafter may only cost time."""
         try:
             notify()
-        except Exception:  # the next proposal shows what is wrong, if anything is
+        except Exception:  # if the drafter is broken, its next proposal fails
             return

@@ -111,7 +111,7 @@ class Engine:
                 for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
             ]
             self.target.rewind(running)
-        except Exception as error:  # whatever the target dies of, requests that wait go on
+        except Exception as error:  # waiting requests go on
             return self._fail(running, error)
         self.drafter.observe(rounds)
         return rounds
@@ -158,7 +158,7 @@ class Engine:
             request = self._cancelled.popleft()
             if not request.finished:
                 request.finish_reason = "cancelled"
-        for request in list(self.waiting):  # a copy at once: other threads may add meanwhile
+        for request in list(self.waiting):  # a copy, since other threads may add meanwhile
             if request.finished:
                 self.waiting.remove(request)
         self._release()

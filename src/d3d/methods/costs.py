@@ -40,7 +40,7 @@ class MachineCosts:
         if name not in self._known:
             self._known[name] = measure()
             entry = {name: self._known[name], "date": date.today().isoformat()}
-            with suppress(OSError):  # a cache that can't be written is measured again
+            with suppress(OSError):  # if the cache can't be written, measure again next time
                 self._journal.path.parent.mkdir(parents=True, exist_ok=True)
                 self._journal.append(json.dumps(entry | {"measured_on": self._key}))
         return self._known[name]

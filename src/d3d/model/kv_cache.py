@@ -120,7 +120,7 @@ class KVCache:
 
     def _grow(self, places: int, capacity: int) -> None:
         keys, values = self._empty(places, capacity), self._empty(places, capacity)
-        # what stands behind the kept tokens, too: a pass may be under way
+        # including rows after the kept tokens: a pass may be under way
         before, held = self.capacity, len(self.ids)
         keys[:, :held, :, :before] = self.keys[:, :held]
         values[:, :held, :, :before] = self.values[:, :held]
@@ -263,7 +263,7 @@ class SideBySide:
         out = query.new_empty(1, rows, heads * head_dim)
         for share in self._shares:
             indices, visible = share.rows, share.mask
-            if rows == self._num_clean:  # slots pass this layer by
+            if rows == self._num_clean:  # slots skip this layer
                 indices = indices[: share.num_clean]
                 visible = visible[
                     :, : share.num_clean, : visible.shape[2] - len(share.rows) + share.num_clean

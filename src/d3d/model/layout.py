@@ -108,7 +108,7 @@ def _clean_rows(
         (branch.token_id, branch.position, branch.position, CLEAN, k)
         for k, branch in enumerate(branches, 1)
     ]
-    # padding stands behind the last clean token, where no real row looks
+    # padding follows the last clean token, so no real row sees it
     end = start + len(trunk)
     return rows + [(0, end + i, end + i, CLEAN, TRUNK) for i in range(width - len(rows))]
 

@@ -48,7 +48,7 @@ class DraftModelDrafter(Drafter):
         vocab_size, limit = self._model.vocab_size, self._model.max_length
         drafts, wanted = {}, {}
         for request in requests:
-            # the last drafted token is never run, so a text may grow up to the context's end
+            # the last drafted token is never run, so a text may fill the whole context
             room = min(request.draft_room(self.max_draft_length), limit - len(request))
             if max(request.token_ids) >= vocab_size:
                 drafts[request.id] = unknown_id(vocab_size)
@@ -86,7 +86,7 @@ class DraftModelDrafter(Drafter):
             self._model.cache.crop(request.id, shared)
             del held[shared:]
         feed = request.token_ids[shared:]
-        if len(feed) > self.max_draft_length + 1:  # in a pass of all it would make others padding
+        if len(feed) > self.max_draft_length + 1:  # in a common pass the others would be padding
             self._run({request.id: feed[:-1]})
             feed = feed[-1:]
         return feed

@@ -168,7 +168,7 @@ class FusedEngine(Target, Drafter):
         self.suspend(request)
         self.native.end(request)
 
-    # The drafter's half
+    # Drafter
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
@@ -203,7 +203,7 @@ class FusedEngine(Target, Drafter):
             offers = copies.continued(request.token_ids, offer), copies.offer(request.token_ids)
             offer = max(offers, key=lambda each: each.promise(most))
         room = self.max_length - len(request)
-        # a draft cut short says where the answer must end
+        # a draft cut short marks the end of the answer
         remaining = min(length, room) if length < self.max_draft_length else room
         number = 0 if member.last is None else member.last.number + 1
         price = self.row_price if number % FREE_ROUNDS else 0.0
@@ -241,7 +241,7 @@ class FusedEngine(Target, Drafter):
         probabilities = chosen.logprobs[0].exp().tolist()
         return Offer(tuple(chosen.token_ids[0].tolist()), tuple(probabilities))
 
-    # The target's half
+    # Target
 
     @torch.inference_mode()
     def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
@@ -267,7 +267,9 @@ class FusedEngine(Target, Drafter):
                 member.faulty |= not is_finite
                 member.groups = []
             self.native.cache.crop(request.id, length)
-        for sequence_id in self.native.cache.ids:  # slots of the pass fall behind bystanders, too
+        for sequence_id in (
+            self.native.cache.ids
+        ):  # the pass also appended slots after sequences that are not in it
             self.native.cache.clear_behind(sequence_id)
         return self.native.verify(requests, drafts)
 
@@ -279,7 +281,7 @@ class FusedEngine(Target, Drafter):
     ) -> list[LogitRows]:
         window = self.native.cache.window([request.id for request in requests])
         place = {sequence_id: row for row, sequence_id in enumerate(window.ids)}
-        trunks: list[list[int]] = [[0] for _ in window.ids]  # any token for those between
+        trunks: list[list[int]] = [[0] for _ in window.ids]  # any token for sequences between them
         sizes: list[tuple[int, ...]] = [() for _ in window.ids]
         for request, draft, plan in zip(requests, drafts, plans, strict=True):
             trunks[place[request.id]] = [request.anchor, *draft.token_ids]

@@ -64,6 +64,6 @@ class CopiedOffers:
 
     def add_continued(self, first: int, num_drafted: int, num_accepted: int) -> None:
         """Learn from a verdict on such a draft; its tokens are copies from `first` on."""
-        # a token behind one that was not kept says nothing
+        # tokens after a rejected one say nothing
         judged = min(num_drafted, num_accepted + 1)
         self._continued.add(max(0, num_accepted - first), max(0, judged - first))

@@ -54,8 +54,8 @@ class BlockDenoiser:
         window = self.cache.window(ids)
         by_id = dict(zip(ids, texts, strict=True))
         known = [
-            # a text that the drafter's context can't hold goes along up to there, without a draft;
-            # a sequence that is only between the others, with any text
+            # a text beyond the drafter's context is cut to it and gets no draft; sequences that
+            # only lie between the others get any text
             by_id[sequence_id][:limit] if sequence_id in by_id else [0] * (length + 1)
             for sequence_id, length in zip(window.ids, window.lengths, strict=True)
         ]
@@ -85,7 +85,7 @@ class BlockDenoiser:
         finite = torch.ones(len(known), dtype=torch.bool)
         chances = torch.zeros(blocks.shape) if self._with_confidences else None
         for step in range(self._steps):
-            # the anchor's row is computed with every draft
+            # every draft computes the anchor's row again
             window.crop([len(ids) - 1 for ids in known])
             chosen = self._choose(window, known, blocks, last, is_first=step == 0)
             finite &= torch.isfinite(chosen.best).all(-1).cpu()

@@ -125,7 +125,9 @@ class BlockDrafter(Drafter):
             for sequence_id, length in before.items():
                 self._cache.crop(sequence_id, length)
         if any(draft.fault is not None for draft in drafts):
-            for sequence_id in self._cache.ids:  # slots of the pass fall behind bystanders, too
+            for (
+                sequence_id
+            ) in self._cache.ids:  # the pass also appended slots after sequences that are not in it
                 self._cache.clear_behind(sequence_id)
         return drafts
 
