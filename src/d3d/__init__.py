@@ -1,4 +1,4 @@
-"""d3d: speculative decoding with a block-diffusion drafter. `load` is where to begin."""
+"""d3d: speculative decoding with a block-diffusion drafter. Start with `load`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from d3d.results import GenerationResult as GenerationResult
     from d3d.results import StreamChunk as StreamChunk
 
-_WHERE = {
+_MODULES = {
     "load": "d3d.loader",
     "Model": "d3d.api",
     "Handle": "d3d.handle",
@@ -47,10 +47,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are asked for: `import d3d` and `d3d --help` do not wait
-    for torch."""
-    if name not in _WHERE:
+    """Import public names on first use, so that `import d3d` and `d3d --help` do not load torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'd3d' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -40,14 +40,14 @@ Prompt = str | Messages | list[int]
 ENGINES = ("native", "transformers")
 
 DEFAULT_BATCH = 8
-"""Requests that are decoded together, unless a number is asked for."""
+"""Default number of requests decoded together."""
 
 
 class Model:
-    """A target and, unless it only decodes plainly, a drafter. A context manager: leaving it ends
-    what it has started.
+    """A target and, unless it decodes plainly only, a drafter. As a context manager it closes
+    itself.
 
-    Any thread may `add`, `cancel` and iterate; one steps at a time."""
+    `add`, `cancel` and iteration are safe from any thread; one thread steps at a time."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Model:
         preset: MethodConfig | None = None,
         engine_name: str = "native",
     ) -> None:
-        """preset: method and options of requests that do not say."""
+        """preset: default method and options of requests."""
         self.parts = parts
         self.preset = preset
         self.engine_name = engine_name
@@ -97,12 +97,12 @@ class Model:
 
     @property
     def quantize(self) -> str | None:
-        """What the linear weights are rounded to; None if they are the checkpoint's."""
+        """Weight quantization, such as "int8"; None if the weights are the checkpoint's."""
         return self.target.quantize if isinstance(self.target, OpenModel) else None
 
     @property
     def precision(self) -> str:
-        """Dtype and weights, for a reader."""
+        """Dtype and weight quantization, for display."""
         return precision(self.dtype_name, self.quantize)
 
     @property
@@ -111,20 +111,19 @@ class Model:
 
     @property
     def drafter_fingerprint(self) -> str | None:
-        """Identity of the drafter's weights, configuration and draft vocabulary, hex; None if there
-        is no drafter."""
+        """Hex digest of the drafter's weights, configuration and draft vocabulary; None without a
+        drafter."""
         return None if self.parts.drafter is None else self.parts.drafter_fingerprint
 
     @property
     def default_method(self) -> str:
-        """That of a request which names none."""
+        """Method of a request that names none."""
         if self.preset is None and self.parts.draft_model is not None:
             return "draft_model"
         return usual_method(self.preset, has_drafter=self.has_drafter)
 
     def config(self, **options: Unpack[SpeculationOptions]) -> MethodConfig:
-        """The method and options of a request, those of a preset filled in. Raises
-        InvalidRequest."""
+        """Resolve a request's method and options against the preset. Raises InvalidRequest."""
         asked = asked_method(options)
         if asked.drafter is not None:
             raise InvalidRequest(
@@ -135,7 +134,8 @@ class Model:
         return request_config(self.preset, method, asked.options, has_drafter=self.has_drafter)
 
     def built(self, config: MethodConfig) -> Built:
-        """Target and drafter of a method, made once. Raises InvalidRequest, WorkerFailed."""
+        """Target and drafter of a method, built on first use. Raises InvalidRequest,
+        WorkerFailed."""
         if config not in self._built:
             self._built[config] = config.build(self.parts)
         built = self._built[config]
@@ -144,14 +144,14 @@ class Model:
         return built
 
     def engine(self, config: MethodConfig, *, max_batch: int = DEFAULT_BATCH) -> Engine:
-        """A fresh engine for a method. Raises InvalidRequest, WorkerFailed."""
+        """Create an engine for a method. Raises InvalidRequest, WorkerFailed."""
         built = self.built(config)
         return Engine(built.target, built.drafter, max_batch=max_batch)
 
     # One request
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> GenerationResult:
-        """The whole answer; options as for `add`."""
+        """Generate the whole answer. Options as for `add`."""
         handle = self.add(prompt, **options)
         try:
             return handle.result()
@@ -159,10 +159,10 @@ class Model:
             self._abandon(handle)
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Iterator[StreamChunk]:
-        """Answer piece by piece: the first token at once, then one chunk a round.
+        """Stream an answer: the first token at once, then one chunk per round.
 
-        Raises InvalidRequest before anything is computed; the clock starts when the first chunk is
-        asked for. Options as for `add`."""
+        Raises InvalidRequest before any computation; the clock starts with the first `next`.
+        Options as for `add`."""
         stepper, config, request = self._prepared(prompt, options)
 
         def chunks() -> Iterator[StreamChunk]:
@@ -175,16 +175,16 @@ class Model:
         return chunks()
 
     def add(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Handle:
-        """Begin a request beside those that run; what a server or a notebook builds on.
+        """Start a request beside those that are running; use it to build a server or a notebook.
 
-        method: see `d3d.config.METHODS` (default: `default_method`); its options, sampling fields
-        and the rest: see `RequestOptions`. Raises InvalidRequest before anything is computed, and
-        WorkerFailed if async mode's draft worker does not come up."""
+        method: a key of `d3d.config.METHODS` (default: `default_method`). Its options, sampling
+        fields and the rest are listed in `RequestOptions`. Raises InvalidRequest before any
+        computation, and WorkerFailed if async mode's draft worker does not start."""
         stepper, config, request = self._prepared(prompt, options)
         return self._add(stepper, config, request, options.get("thinking"))
 
     def step(self) -> bool:
-        """Advance all requests that were added, by one round; False if there is nothing to do."""
+        """Advance all added requests by one round; False if there is no work."""
         return max((stepper.step() for stepper in list(self._steppers.values())), default=False)
 
     def _prepared(
@@ -209,7 +209,7 @@ class Model:
 
     @staticmethod
     def _abandon(handle: Handle) -> None:
-        """A reader has gone: nothing stays behind."""
+        """Cancel a request whose reader has left, and release its state."""
         if not handle.finished:
             handle.cancel()
             handle.settle()
@@ -224,7 +224,7 @@ class Model:
         per_prompt: Sequence[Mapping[str, Any]] | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]:
-        """All answers, in the order of the prompts; arguments as for `stream_many`."""
+        """Generate all answers, in the order of the prompts. Arguments as for `stream_many`."""
         chunks = self.stream_many(prompts, max_batch=max_batch, per_prompt=per_prompt, **options)
         results = {index: chunk.result for index, chunk in chunks if chunk.result is not None}
         return [results[index] for index in range(len(prompts))]
@@ -237,21 +237,20 @@ class Model:
         per_prompt: Sequence[Mapping[str, Any]] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[tuple[int, StreamChunk]]:
-        """Answers piece by piece as they come, each piece with the index of its prompt; each answer
-        is what `generate` gives.
+        """Stream several answers as (prompt index, chunk); each equals what `generate` gives.
 
-        At most `max_batch` requests are verified and drafted for together; when one has ended, the
-        next joins the others. options: as for `add`, for all of them; per_prompt: sampling fields
-        of each prompt, which override them. Raises as `add` does, and names the prompt. All clocks
-        start with the first piece, so ttft_s has the time spent waiting for a place in it."""
+        At most `max_batch` requests are decoded together; when one ends, the next joins. options:
+        as for `add`, shared by all; per_prompt: sampling fields for each prompt, which override
+        them. Raises as `add` does, naming the prompt. All clocks start with the first chunk, so
+        ttft_s includes the time in the queue."""
         check_many(prompts, per_prompt, max_batch)
         sampling, spec = split_options(options)
         config = self.config(**spec)
         requests = []
         for index, prompt in enumerate(prompts):
-            own = {} if per_prompt is None else per_prompt[index]
+            overrides = {} if per_prompt is None else per_prompt[index]
             try:
-                requests.append(self._request(prompt, {**sampling, **own}, options))
+                requests.append(self._request(prompt, {**sampling, **overrides}, options))
             except InvalidRequest as error:
                 reason = str(error).removeprefix("prompt: ")
                 raise InvalidRequest(f"prompts[{index}]: {reason}") from error
@@ -278,8 +277,8 @@ class Model:
             stepper.cancel_all()
 
     def close(self) -> None:
-        """Cancel all requests and end what the model has started. It stays of use; a later request
-        starts what it needs again."""
+        """Cancel all requests and stop workers. The model stays usable; a later request restarts
+        what it needs."""
         for stepper in self._steppers.values():
             stepper.cancel_all()
         for built in self._built.values():
@@ -293,11 +292,11 @@ class Model:
     def encode(
         self, prompt: Prompt, *, raw: bool = False, thinking: bool | None = None
     ) -> list[int]:
-        """Token ids of a prompt: a user's turn, a conversation (both through the chat template),
-        text as it is (`raw`), or ids.
+        """Encode a prompt: a user's turn or a conversation (both through the chat template), plain
+        text (`raw`), or ids.
 
-        Raises InvalidRequest for an empty prompt, and for `raw` or `thinking` if they mean
-        nothing."""
+        Raises InvalidRequest for an empty prompt, and for `raw` or `thinking` if they do not
+        apply."""
         if isinstance(prompt, str):
             check_prompt(prompt, raw=raw)
         elif not isinstance(prompt, list):
@@ -343,7 +342,7 @@ class Model:
     def _settings(
         self, config: MethodConfig, engine: Engine, request: Request, thinking: bool | None
     ) -> Settings:
-        """What a result says of what was asked for."""
+        """Settings of a request, for its result."""
         return Settings(
             config.method,
             engine.drafter.max_draft_length,
@@ -358,7 +357,7 @@ class Model:
 
 
 def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: object) -> None:
-    """Raises InvalidRequest for what can't be meant."""
+    """Check arguments of `stream_many`. Raises InvalidRequest."""
     if not isinstance(prompts, list | tuple):
         raise InvalidRequest(
             f"prompts: give a list of prompts, not {type(prompts).__name__}; for a single one "
@@ -374,7 +373,7 @@ def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: 
 
 
 def check_prompt(prompt: str, *, raw: bool = False) -> None:
-    """Raises InvalidRequest for text that can't be a prompt: empty, or not Unicode."""
+    """Raise InvalidRequest for text that can't be a prompt: empty, or not Unicode."""
     if not (prompt if raw else prompt.strip()):
         raise InvalidRequest("prompt: it is empty; give some text")
     try:
@@ -386,8 +385,8 @@ def check_prompt(prompt: str, *, raw: bool = False) -> None:
 
 
 def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
-    """Checked sampling parameters. Raises InvalidRequest that names the first field that is unknown
-    or impossible."""
+    """Validate sampling parameters. Raises InvalidRequest naming the first unknown or impossible
+    field."""
     try:
         return SamplingParams(**fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How requests are decoded: one config class per method, and the names that users know them by."""
+"""Decoding methods: one config class each, and the option names that users know."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SpecConfig = Annotated[
     | DraftModelConfig,
     Field(discriminator="method"),
 ]
-"""Speculation options of a request, by method."""
+"""Speculation options of a request, discriminated by method."""
 
 METHODS: dict[str, type[MethodConfig]] = {
     config.model_fields["method"].default: config for config in get_args(get_args(SpecConfig)[0])
@@ -37,7 +37,7 @@ METHODS: dict[str, type[MethodConfig]] = {
 METHOD_ALIASES = {"lookup": "ngram", "prompt_lookup": "ngram"}
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
-"""Every option, and the methods that have it."""
+"""Option name to the methods that have it."""
 for _method, _config in METHODS.items():
     for _name in _config.model_fields.keys() - {"method"}:
         OPTIONS[_name] = (*OPTIONS.get(_name, ()), _method)
@@ -47,29 +47,29 @@ OPTION_ALIASES = {
     "num_assistant_tokens": "draft_length",
     "assistant_confidence_threshold": "draft_confidence",
 }
-"""Names of vLLM and transformers."""
+"""Option names of vLLM and transformers."""
 
 OFF = {"lookup": 0, "least_kept": 0}
-"""Values that ask for nothing, which every method accepts."""
+"""Values that switch an option off; every method accepts them."""
 
 SHARED_WITH_AUTO = ("draft_confidence", "lookup", "least_kept")
-"""Options of a serial preset that hold in auto mode as well: those that spare a draft."""
+"""Options of a serial preset that auto mode takes over: those that skip drafts."""
 
 _ADAPTER: TypeAdapter[MethodConfig] = TypeAdapter(SpecConfig)
 
 
 class SpeculativeChoice(NamedTuple):
-    """What a `--speculative-config` says."""
+    """Parsed `--speculative-config`."""
 
     method: str | None
     options: dict[str, Any]
     drafter: str | None
-    """Its key `model`."""
+    """Value of its key `model`."""
 
 
 def spec_config(method: str, options: Mapping[str, Any]) -> MethodConfig:
-    """The config of a method; options that are None have the method's default. Raises
-    InvalidRequest that names the first that is unknown, foreign to the method or impossible."""
+    """Build the config of a method; None means the method's default. Raises InvalidRequest for the
+    first option that is unknown, belongs to another method, or has an impossible value."""
     method = METHOD_ALIASES.get(method, method)
     if method not in METHODS:
         raise InvalidRequest(f"method: {method!r} is not one of {', '.join(METHODS)}")
@@ -94,7 +94,8 @@ def spec_config(method: str, options: Mapping[str, Any]) -> MethodConfig:
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options under our own names. Raises InvalidRequest for two different values of one."""
+    """Rename options to d3d's names. Raises InvalidRequest if one option has two different
+    values."""
     fields: dict[str, Any] = {}
     for name, value in options.items():
         ours = OPTION_ALIASES.get(name, name)
@@ -108,10 +109,11 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice:
-    """A `--speculative-config` in vLLM's words, as JSON or as a dict: method, model (the drafter),
-    num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, and our own options by name.
+    """Parse a `--speculative-config`, as JSON or a dict.
 
-    Raises InvalidRequest for what is not an object, and for an unknown key."""
+    Keys: vLLM's method, model (the drafter), num_speculative_tokens, prompt_lookup_min and
+    prompt_lookup_max, and d3d's own options. Raises InvalidRequest if it is no object or has an
+    unknown key."""
     where = "speculative_config"
     if isinstance(value, str):
         try:
@@ -140,8 +142,8 @@ def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice
 
 
 def asked_method(options: Mapping[str, Any]) -> SpeculativeChoice:
-    """The method that a request asks for, None if it asks for none, and its options; all spellings
-    of both. Raises InvalidRequest for contradictions."""
+    """Method (None if unspecified) and options of a request, in any of their spellings. Raises
+    InvalidRequest for contradictions."""
     fields = {name: value for name, value in options.items() if value is not None}
     given = SpeculativeChoice(None, {}, None)
     if (config := fields.pop("speculative_config", None)) is not None:
@@ -159,7 +161,7 @@ def asked_method(options: Mapping[str, Any]) -> SpeculativeChoice:
 
 
 def canonical_pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of both under our own names. Raises InvalidRequest if they differ."""
+    """Merge two sets of options under d3d's names. Raises InvalidRequest if they contradict."""
     ours, theirs = canonical(first), canonical(second)
     for name in ours.keys() & theirs.keys():
         if ours[name] != theirs[name]:
@@ -170,7 +172,7 @@ def canonical_pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
 
 
 def preset_config(preset: PresetFile, source: str) -> MethodConfig:
-    """The method and options of a preset file. Raises InvalidCheckpoint."""
+    """Method and options of a preset file. Raises InvalidCheckpoint."""
     try:
         return spec_config(preset.mode, preset.options)
     except InvalidRequest as error:
@@ -178,7 +180,7 @@ def preset_config(preset: PresetFile, source: str) -> MethodConfig:
 
 
 def usual_method(preset: MethodConfig | None, *, has_drafter: bool) -> str:
-    """The method of a request that names none: the preset's, else serial if there is a drafter."""
+    """Default method: the preset's, else serial if there is a drafter."""
     if preset is not None and (has_drafter or preset.method in ("plain", "ngram")):
         return preset.method
     return "serial" if has_drafter else "plain"
@@ -191,9 +193,8 @@ def request_config(
     *,
     has_drafter: bool,
 ) -> MethodConfig:
-    """The config of a request: its own options, and what it leaves open as the preset has it, if
-    that is of the same method. Auto mode also takes from a serial preset when a draft is spared.
-    Raises InvalidRequest."""
+    """Config of a request: its own options, completed from a preset of the same method. Auto mode
+    also takes a serial preset's options that skip drafts. Raises InvalidRequest."""
     method = METHOD_ALIASES.get(method or "", method) or usual_method(
         preset, has_drafter=has_drafter
     )

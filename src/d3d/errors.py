@@ -1,4 +1,4 @@
-"""Errors that a user can act on. Each message says what is wrong, where, and what to do."""
+"""Errors that a user can act on. Each message names the problem, its place and a remedy."""
 
 from __future__ import annotations
 
@@ -7,36 +7,33 @@ from typing import Any
 
 
 class D3DError(Exception):
-    """Base of all errors that d3d raises on purpose; the command line prints it as one line and
-    exits with 2."""
+    """Base class of d3d's own errors; the command line prints it as one line and exits with 2."""
 
 
 class InvalidRequest(D3DError):
-    """A request that can't be served: an empty prompt, too long a prompt, an impossible
-    parameter."""
+    """Request that can't be served: an empty or too long prompt, or an impossible parameter."""
 
 
 class InvalidCheckpoint(D3DError):
-    """A model directory, drafter or download that is damaged, incomplete, foreign or of an
-    unsupported kind."""
+    """Model directory, drafter or download that is damaged, incomplete, foreign or unsupported."""
 
 
 class MissingExtra(D3DError):
-    """An optional dependency is absent; the message carries the line that installs it."""
+    """Missing optional dependency; the message contains the command that installs it."""
 
 
 class Disconnected(Exception):  # no D3DError: whoever uses a line has to deal with its end
-    """The other end of a line is gone."""
+    """The other end of a connection is gone."""
 
 
 class WorkerFailed(D3DError):
-    """A draft worker that could not be started."""
+    """Draft worker that could not be started."""
 
 
 def first_problem(error: Any, known: Iterable[str] = ()) -> str:
-    """The first problem of a pydantic ValidationError, in one line that names the field.
+    """One-line description of a pydantic ValidationError's first problem, naming the field.
 
-    known: the fields that there are, listed (if any) when an unknown one was given."""
+    known: valid field names, listed after an unknown one."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Files that grow over hours: one process at a time in a directory, and append-only JSON lines."""
+"""Files that grow over hours: a lock for one process per directory, and append-only JSON lines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from d3d.errors import InvalidRequest
 
 @contextmanager
 def alone_in(directory: Path, what: str) -> Iterator[None]:
-    """Hold a directory, which is made if it is missing; a process that dies lets go of it.
+    """Lock a directory, creating it if necessary. The lock is released if the process dies.
 
-    what: who works here, for messages. Raises InvalidRequest if another process holds it."""
+    what: name of the work for messages. Raises InvalidRequest if another process holds the lock."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory / ".lock", timeout=0)
     try:
@@ -32,18 +32,19 @@ def alone_in(directory: Path, what: str) -> Iterator[None]:
 
 
 class Journal:
-    """Append-only lines of JSON. A line that a kill or a full disk has torn is never read.
+    """Append-only JSON lines. A line torn by a kill or a full disk is never read.
 
-    Before the next line is written, a torn one is cut off; if the journal is `shared`, since other
-    processes may be writing, it is ended instead, and readers pass over it."""
+    A torn line is cut off before the next one is written. In a `shared` journal, to which other
+    processes may be writing, it is terminated instead, and readers skip it."""
 
     def __init__(self, path: Path, *, shared: bool = False, permissions: int = 0o666) -> None:
-        """permissions: of a new file."""
+        """permissions: mode of a new file."""
         self.path = path
         self._shared, self._permissions = shared, permissions
 
     def append(self, *lines: str) -> None:
-        """Add lines, without their ends, in one write. Raises OSError, also for a full disk."""
+        """Append lines (without line ends) in one write. Raises OSError, also if the disk is
+        full."""
         if not lines:
             return
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._permissions)
@@ -56,7 +57,7 @@ class Journal:
             os.close(file)
 
     def _ends_whole(self, file: int) -> bool:
-        """Whether the next line may follow at once, after a torn one has been cut."""
+        """Cut a torn last line. Returns False if it is still there and must be terminated."""
         end = os.lseek(file, 0, os.SEEK_END)
         if not end or os.pread(file, 1, end - 1) == b"\n":
             return True
@@ -65,7 +66,7 @@ class Journal:
         return not self._shared
 
     def cut_torn_line(self) -> int:
-        """Cut off what follows the last line's end; the size in bytes that is left."""
+        """Truncate after the last complete line; returns the size left, in bytes."""
         if not self.path.is_file():
             return 0
         with self.path.open("r+b") as file:
@@ -74,17 +75,17 @@ class Journal:
             while position:
                 step = min(position, 1 << 16)
                 position = file.seek(position - step)
-                found = file.read(step).rfind(b"\n")
-                if found >= 0:
-                    position += found + 1
+                line_end = file.read(step).rfind(b"\n")
+                if line_end >= 0:
+                    position += line_end + 1
                     break
             if position < size:
                 file.truncate(position)
             return position
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Whole lines with their numbers, from 1, empty ones left out; nothing if there is no file.
-        Raises InvalidRequest if it can't be read as UTF-8."""
+        """Yield complete, non-empty lines with their numbers from 1; nothing if there is no file.
+        Raises InvalidRequest if the file can't be read as UTF-8."""
         if not self.path.exists():
             return
         number = 0

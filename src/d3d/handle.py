@@ -1,5 +1,4 @@
-"""A request under way, as its owner sees it: chunks to iterate or await, a result, a way to
-cancel."""
+"""Handle of a running request: iterate or await its chunks, get its result, or cancel it."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from d3d.engine.round import Round
 from d3d.results import GenerationResult, Recorder, StreamChunk
 
 WAIT_S = 0.1
-"""Longest wait for another thread's step before looking again."""
+"""Longest wait for another thread's step, in seconds."""
 
 
 class Stepper:
-    """An engine, its handles, and whose turn it is. All of a model's steppers share one `turn`, as
-    their engines share the target's cache."""
+    """Steps an engine and hands its rounds to handles. All steppers of a model share the lock
+    `turn`, since their engines share the target's cache."""
 
     def __init__(self, engine: Engine, turn: threading.Lock) -> None:
         self.engine = engine
@@ -43,7 +42,7 @@ class Stepper:
             return self._step()
 
     def advance_until(self, is_done: Callable[[], bool]) -> None:
-        """Step, or wait while another thread does, until it is so, or there is nothing to do."""
+        """Step, or wait for another thread's step, until `is_done()` or there is no work."""
         while not is_done():
             if self._turn.acquire(timeout=WAIT_S):
                 try:
@@ -53,7 +52,7 @@ class Stepper:
                     self._turn.release()
 
     def settle(self) -> None:
-        """Let go of cancelled requests now, unless a step is under way, which does it itself."""
+        """Release cancelled requests now; a step under way does so itself."""
         if self._turn.acquire(blocking=False):
             try:
                 self.engine.drop_cancelled()
@@ -61,7 +60,7 @@ class Stepper:
                 self._turn.release()
 
     def cancel_all(self) -> None:
-        """Cancel every request and let go of its state."""
+        """Cancel all requests and release their state."""
         with self._turn:
             for handle in self._handles.values():
                 self.engine.cancel(handle.request)
@@ -71,10 +70,10 @@ class Stepper:
     def _step(self) -> bool:
         if not self.engine.has_work:
             return False
-        for one in self.engine.step():
-            handle = self._handles.get(one.request_id)
+        for round_ in self.engine.step():
+            handle = self._handles.get(round_.request_id)
             if handle is not None:
-                handle.take(one)
+                handle.take(round_)
         self._handles = {
             request_id: handle
             for request_id, handle in self._handles.items()
@@ -84,10 +83,10 @@ class Stepper:
 
 
 class Handle:
-    """What `Model.add` returns.
+    """A request added by `Model.add`.
 
-    Iterating a handle steps the engine, unless another thread does; so does `result`. The last
-    chunk of an answer that was not cancelled carries the result."""
+    Iterating, and `result`, step the engine unless another thread does. The last chunk of an answer
+    that was not cancelled carries the result."""
 
     def __init__(self, request: Request, recorder: Recorder, stepper: Stepper) -> None:
         self.request = request
@@ -101,12 +100,12 @@ class Handle:
 
     @property
     def finished(self) -> bool:
-        """Whether the request has ended: finished, cancelled or failed."""
+        """True if the request has finished, failed or been cancelled."""
         return self.request.finished
 
-    def take(self, one: Round) -> None:
-        """Called by whoever steps the engine, with the request's next round."""
-        chunk = self._recorder.add(one)
+    def take(self, round_: Round) -> None:
+        """Take the request's next round; called by the thread that steps the engine."""
+        chunk = self._recorder.add(round_)
         self._result = chunk.result
         self._chunks.append(chunk)
 
@@ -114,7 +113,7 @@ class Handle:
         return self
 
     def __next__(self) -> StreamChunk:
-        """The next chunk. Raises what the request failed of."""
+        """Return the next chunk. Raises the error that the request failed with."""
         self._stepper.advance_until(lambda: bool(self._chunks) or self.finished)
         if self._chunks:
             return self._chunks.popleft()
@@ -130,16 +129,17 @@ class Handle:
             yield chunk
 
     def taken(self) -> Iterator[StreamChunk]:
-        """Chunks that are there already; steps nothing."""
+        """Yield the chunks that are ready, without stepping."""
         while self._chunks:
             yield self._chunks.popleft()
 
     def settle(self) -> None:
-        """After `cancel`: let go of the request's state now, unless a step is under way."""
+        """After `cancel`: release the request's state now; a step under way does so itself."""
         self._stepper.settle()
 
     def result(self) -> GenerationResult:
-        """The whole answer, or what a cancelled request has of it. Raises what it failed of."""
+        """Return the whole answer, or the part that a cancelled request has. Raises the request's
+        error."""
         self._stepper.advance_until(lambda: self.finished)
         if self.request.error is not None:
             raise self.request.error
@@ -148,5 +148,5 @@ class Handle:
         return self._result
 
     def cancel(self) -> None:
-        """Leave before the next step. Harmless if it has ended; may be called from any thread."""
+        """Leave before the next step. No effect on an ended request; safe from any thread."""
         self._stepper.cancel(self.request)

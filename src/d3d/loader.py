@@ -1,4 +1,4 @@
-"""From names to a `Model`: `d3d.load`."""
+"""`d3d.load`: open a `Model` from names."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from d3d.target.native import NativeTarget
 
 
 def preset_of(target: str) -> tuple[PresetFile, MethodConfig] | None:
-    """A preset file, and its method and options; None for a target that is no preset file. Raises
-    InvalidCheckpoint if its options don't fit each other."""
+    """Preset file with its method and options; None if `target` is no preset file. Raises
+    InvalidCheckpoint if its options contradict each other."""
     if target in PRESETS or not is_preset_file(target) or Path(target).expanduser().is_dir():
         return None
     preset = read_preset(target)
@@ -46,16 +46,15 @@ def load(
 
     target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a
     preset brings its own. plain: load no drafter. device: auto, cpu, cuda or cuda:N. dtype: auto,
-    float32 or bfloat16. engine: what runs the target, d3d's own decoder (native), or transformers
-    for any causal language model that can be rewound: slower, and without fused and async mode.
-    quantize: "int8" rounds the linear weights of both; the target then is another model, to which
-    every method is faithful. draft_model: a causal model that drafts (method draft_model).
-    speculative_config: method and options of requests that do not say, in vLLM's words; its key
-    `model` is the drafter. Raises InvalidCheckpoint or InvalidRequest.
+    float32 or bfloat16. engine: "native" runs the target in d3d's own decoder; "transformers" runs
+    any causal language model that can be rewound, slower and without fused and async mode.
+    quantize: "int8" rounds the linear weights of both models; every method then preserves the
+    rounded target's output. draft_model: causal model that drafts (method draft_model).
+    speculative_config: default method and options of requests, in vLLM's format; its key `model`
+    names the drafter. Raises InvalidCheckpoint or InvalidRequest.
 
-    A preset file says besides how to decode if a request does not, in which dtype if `dtype` is
-    auto, with which weights if `quantize` does not, and with how many threads, which is torch's
-    setting for the whole process."""
+    A preset file also sets the default method and options, the dtype if `dtype` is auto, `quantize`
+    if it is None, and the number of threads, which is torch's process-wide setting."""
     choice = SpeculativeChoice(None, {}, None)
     if speculative_config is not None:
         choice = read_speculative_config(speculative_config)
@@ -89,7 +88,7 @@ def load(
 
 
 def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Path | None:
-    """The drafter's checkpoint. What is no drafter is refused before the target is fetched and
+    """Path of the drafter's checkpoint. Refuses anything else before the target is fetched and
     read."""
     path = None
     if drafter is not None:
@@ -104,8 +103,8 @@ def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Pa
 def _named_once(
     drafter: str | Path | None, draft_model: str | None, choice: SpeculativeChoice
 ) -> tuple[str | Path | None, str | None]:
-    """Drafter and draft model, one of them perhaps named by `speculative_config`. Raises
-    InvalidRequest for two different ones."""
+    """Drafter and draft model, one of which `speculative_config` may name. Raises InvalidRequest if
+    two different ones are named."""
     name, is_causal = choice.drafter, choice.method == "draft_model"
     if name is None:
         return drafter, draft_model
@@ -132,8 +131,8 @@ def _native(
 def _with_transformers(
     target: str, drafter: Path | None, *, device: str, dtype: str, quantize: str | None
 ) -> Parts:
-    """The target as `transformers` runs it; a drafter runs in d3d's own decoder, with weights and a
-    cache of its own."""
+    """Run the target with `transformers`; a drafter runs in d3d's own decoder, with its own weights
+    and cache."""
     from d3d.target.transformers import TransformersTarget, open_transformers
 
     if quantize is not None:

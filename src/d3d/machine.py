@@ -1,4 +1,4 @@
-"""Which machine, and which versions, a measurement comes from."""
+"""Machine and versions behind a measurement."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import psutil
 import torch
 
 LOOK_S = 0.5
-"""How long the machine is watched for other work, in which this process sleeps."""
+"""Seconds for which other load on the machine is sampled; this process sleeps meanwhile."""
 
 
 def machine() -> dict[str, Any]:
-    """This machine, as far as it decides about speed; load_at_start: other work, in cores."""
+    """Facts about this machine that affect speed. load_at_start: other load, in busy cores."""
     return {
         "platform": platform.platform(),
         "processor": processor(),
@@ -52,12 +52,10 @@ def versions() -> dict[str, str]:
 
 
 class PeakMemory:
-    """Of the target's device: what torch has allocated on a CUDA device, else what the whole
-    process holds.
+    """Peak memory: torch's allocations on a CUDA device, else the whole process's resident set.
 
-    On a CPU all models that are open count, of whatever method. Linux keeps the peak itself, and
-    can be asked to begin anew; where that is not to be had, it is what the process holds when the
-    answer is done."""
+    On a CPU this covers all open models. Linux tracks the peak itself and can reset it; elsewhere
+    the current resident set is returned."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -83,11 +81,11 @@ def _reset_peak() -> bool:
 
 def _peak() -> int | None:
     try:
-        found = re.search(
+        match = re.search(
             r"^VmHWM:\s+(\d+) kB",
             Path("/proc/self/status").read_text(encoding="ascii"),
             re.MULTILINE,
         )
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None

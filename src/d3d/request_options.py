@@ -1,4 +1,4 @@
-"""Types of a request's keyword arguments: every option of the Python interface is checked."""
+"""Types of a request's keyword arguments, so that type checkers see every option."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class SpeculationOptions(TypedDict, total=False):
-    """Options of the methods (`d3d.config`), by our names and by those of vLLM and transformers."""
+    """Options of the methods (`d3d.config`), under d3d's names and those of vLLM and
+    transformers."""
 
     method: str | None
     mode: str | None
@@ -47,7 +48,7 @@ class SpeculationOptions(TypedDict, total=False):
     num_assistant_tokens: int | None
     assistant_confidence_threshold: float | None
     prompt_lookup_num_tokens: int | None
-    """transformers': prompt lookup that drafts so many tokens."""
+    """Name in transformers: number of tokens that prompt lookup drafts."""
     speculative_config: Mapping[str, Any] | str | None
 
 
@@ -55,13 +56,13 @@ class RequestOptions(SamplingOptions, SpeculationOptions, total=False):
     """Options of a request."""
 
     raw: bool
-    """Take text as it is, without the chat template."""
+    """Use the text as is, without the chat template."""
     thinking: bool | None
-    """Handed to the chat template as `enable_thinking`."""
+    """Passed to the chat template as `enable_thinking`."""
 
 
 def split_options(options: RequestOptions) -> tuple[dict[str, Any], SpeculationOptions]:
-    """Sampling fields (what is no other option), and speculation options."""
+    """Split options into sampling fields (everything unrecognised) and speculation options."""
     spec = {name: value for name, value in options.items() if name in _SPECULATION}
     others = {"raw", "thinking", *spec}
     sampling = {name: value for name, value in options.items() if name not in others}

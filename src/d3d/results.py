@@ -1,4 +1,4 @@
-"""What a generation was: typed records, made from rounds."""
+"""Results of generation: typed records, built from rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from d3d.engine.round import FinishReason, Round, TokenLogprob
 from d3d.methods.auto.chooser import AutoReport
 
 HOPELESS_ROUNDS = 32
-"""After this many drafted rounds without one kept token something is wrong with the drafter."""
+"""After this many drafted rounds without one kept token, warn about the drafter."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds from the request to its first token, mean seconds per further token, and tokens per
-    second in all."""
+    """Time to first token, mean seconds per further token, and overall tokens per second."""
 
     ttft_s: float
     tpot_s: float | None
@@ -36,7 +35,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What drafting did; the first token, which the prefill gives, belongs to no round."""
+    """Figures of speculative decoding. The first token comes from prefill and belongs to no
+    round."""
 
     mode: str
     rounds: int
@@ -49,8 +49,8 @@ class Speculation:
     num_accepted_histogram: tuple[int, ...]
     """Rounds by num_accepted, 0 to draft_length."""
     undrafted_rounds: int
-    """Rounds in which only the anchor was verified: pauses; in fused mode those where slots
-    promised more, or were left out."""
+    """Rounds that verified the anchor only: drafting paused, or (fused mode) slots were worth more
+    rows than the draft, or were left out."""
     draft_length: int
     num_denoise_steps: int
     warnings: tuple[str, ...] = ()
@@ -61,15 +61,14 @@ class Speculation:
     lookup_rounds: int = 0
     """Rounds whose draft was copied from the text itself."""
     looks_up: bool = False
-    """Whether drafts were to be copied from the text where it holds them."""
+    """True if prompt lookup was on."""
     may_pause: bool = False
-    """Whether rounds were to go without a draft where recent ones had not paid."""
+    """True if drafting could pause."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as plain JSON values; `undrafted_rounds` in fused and auto mode, where it
-        says what the budget of rows, or plain rounds, have cost, and where drafting may pause;
-        `lookup_rounds` where drafts may be copied; those of `Overlap` where there are some; `auto`,
-        a `AutoReport`, in auto mode."""
+        """Plain JSON values. `undrafted_rounds` is included in fused and auto mode and if drafting
+        could pause; `lookup_rounds` if prompt lookup was on; the fields of `Overlap` if measured;
+        `auto` (an `AutoReport`) in auto mode."""
         fields: dict[str, Any] = {
             "mode": self.mode,
             "rounds": self.rounds,
@@ -99,24 +98,22 @@ class GenerationResult:
     speculation: Speculation | None
     """None in plain mode."""
     drafted: tuple[bool, ...]
-    """Which tokens were drafted and kept; the others the target wrote itself."""
+    """For each token: True if it was drafted and kept, False if the target wrote it."""
     logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
-    """What repeats a sampled answer; None for a greedy one."""
+    """Seed that reproduces a sampled answer; None for a greedy one."""
     thinking: bool | None = None
-    """What the chat template was told as `enable_thinking`; None where it was told nothing."""
+    """`enable_thinking` as passed to the chat template; None if it was not set."""
     quantize: str | None = None
-    """What the weights were rounded to; None: nothing."""
+    """Weight quantization, such as "int8"; None if there is none."""
     rounds: tuple[Round, ...] = ()
-    """What happened when, round by round; `d3d.decoding.timeline` draws figures and a trace from
-    it."""
+    """All rounds in order; `d3d.engine.trace.chrome_trace` exports them."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What `d3d generate --json` prints, as plain JSON values.
+        """Plain JSON values, as `d3d generate --json` prints them.
 
-        Always text, token_ids, finish_reason, usage, timing and speculation; besides, where there
-        is something to say, logprobs (where asked for), seed (of a sampled answer), thinking (where
-        set), quantize (of rounded weights) and warnings."""
+        Always text, token_ids, finish_reason, usage, timing and speculation; logprobs if requested;
+        seed of a sampled answer; thinking and quantize if set; warnings if there are any."""
         fields: dict[str, Any] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -134,8 +131,8 @@ class GenerationResult:
                 }
                 for p in self.logprobs
             ]
-        said = (("seed", self.seed), ("thinking", self.thinking), ("quantize", self.quantize))
-        fields |= {name: value for name, value in said if value is not None}
+        optional = (("seed", self.seed), ("thinking", self.thinking), ("quantize", self.quantize))
+        fields |= {name: value for name, value in optional if value is not None}
         if self.speculation is not None and self.speculation.warnings:
             fields["warnings"] = list(self.speculation.warnings)
         return fields
@@ -143,18 +140,18 @@ class GenerationResult:
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one round added: text (perhaps none yet) and ids; the last chunk carries the result."""
+    """Text (possibly empty) and token ids of one round; the last chunk carries the result."""
 
     text: str
     token_ids: tuple[int, ...]
     num_accepted: int
-    """How many of the ids, from the first, had been drafted."""
+    """Number of leading ids that were drafted."""
     result: GenerationResult | None = None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a generation was asked for, as far as its result says so."""
+    """Request settings that the result reports."""
 
     mode: str
     draft_length: int = 0
@@ -163,14 +160,14 @@ class Settings:
     thinking: bool | None = None
     quantize: str | None = None
     report: Callable[[], AutoReport | None] | None = None
-    """Asked at the end what auto mode has chosen."""
+    """Called at the end for auto mode's choices."""
     looks_up: bool = False
     may_pause: bool = False
 
 
 @dataclass
 class Recorder:
-    """Gathers the events of one request, from the moment at which it is made."""
+    """Collects the rounds of one request. Its clock starts when it is created."""
 
     prompt_tokens: int
     settings: Settings
@@ -183,24 +180,24 @@ class Recorder:
     _rounds: list[Round] = field(default_factory=list)
     _faults: list[str] = field(default_factory=list)
 
-    def add(self, one: Round) -> StreamChunk:
-        """Take a round, or the prefill's first token; the chunk for the reader."""
+    def add(self, round_: Round) -> StreamChunk:
+        """Add a round (or the prefill's first token) and return its chunk."""
         now = time.perf_counter()
         if self._first is None:
             self._first = now
-        self._texts.append(one.text)
-        self._token_ids += one.token_ids
-        self._drafted += [place < one.num_accepted for place in range(len(one.token_ids))]
-        self._logprobs += one.logprobs
-        if one.number:
-            self._rounds.append(one)
-        if one.fault is not None:
-            self._faults.append(one.fault)
-        result = None if one.finish_reason is None else self.result(one.finish_reason)
-        return StreamChunk(one.text, one.token_ids, one.num_accepted, result)
+        self._texts.append(round_.text)
+        self._token_ids += round_.token_ids
+        self._drafted += [place < round_.num_accepted for place in range(len(round_.token_ids))]
+        self._logprobs += round_.logprobs
+        if round_.number:
+            self._rounds.append(round_)
+        if round_.fault is not None:
+            self._faults.append(round_.fault)
+        result = None if round_.finish_reason is None else self.result(round_.finish_reason)
+        return StreamChunk(round_.text, round_.token_ids, round_.num_accepted, result)
 
     def result(self, reason: FinishReason) -> GenerationResult:
-        """What the answer has come to."""
+        """Result of the answer so far."""
         now = time.perf_counter()
         first = now if self._first is None else self._first
         count, total, ttft = len(self._token_ids), now - self._started, first - self._started
@@ -226,9 +223,9 @@ class Recorder:
 def speculation(
     settings: Settings, rounds: Sequence[Round], faults: Sequence[str] = ()
 ) -> Speculation:
-    """The figures of a generation's rounds; zeros if there was none."""
+    """Figures of a generation's rounds; zeros if there are none."""
     choice = None if settings.report is None else settings.report()
-    has_async = settings.mode == "async" or any(one.preparation is not None for one in rounds)
+    has_async = settings.mode == "async" or any(round_.preparation is not None for round_ in rounds)
     counts = metrics.histogram(rounds, settings.draft_length)
     return Speculation(
         mode=settings.mode,
@@ -237,8 +234,8 @@ def speculation(
         acceptance_rate=metrics.acceptance_rate(rounds),
         acceptance_at=metrics.acceptance_at(counts),
         num_accepted_histogram=counts,
-        undrafted_rounds=sum(one.draft_length == 0 for one in rounds),
-        lookup_rounds=sum(one.looked_up for one in rounds),
+        undrafted_rounds=sum(round_.draft_length == 0 for round_ in rounds),
+        lookup_rounds=sum(round_.looked_up for round_ in rounds),
         draft_length=settings.draft_length,
         num_denoise_steps=settings.num_denoise_steps,
         warnings=tuple(_warnings(rounds, faults, choice)),
@@ -258,17 +255,17 @@ def _warnings(
         yield f"auto mode went on without {fault}"
     yield from dict.fromkeys(
         note
-        for stats in rounds
-        if stats.preparation is not None
-        for note in stats.preparation.notes
+        for round_ in rounds
+        if round_.preparation is not None
+        for note in round_.preparation.notes
     )
-    of_drafter = [stats for stats in rounds if stats.draft_length and not stats.looked_up]
+    drafter_rounds = [round_ for round_ in rounds if round_.draft_length and not round_.looked_up]
     if (
         choice is None
-        and len(of_drafter) >= HOPELESS_ROUNDS
-        and not any(stats.num_accepted for stats in of_drafter)
+        and len(drafter_rounds) >= HOPELESS_ROUNDS
+        and not any(round_.num_accepted for round_ in drafter_rounds)
     ):
         yield (
-            f"not one drafted token was kept in {len(of_drafter)} rounds: this drafter does not "
-            "fit the target; --method plain is faster"
+            f"not one drafted token was kept in {len(drafter_rounds)} rounds: this drafter does "
+            "not fit the target; --method plain is faster"
         )

@@ -1,5 +1,4 @@
-"""Requests that are decoded together do not notice each other, and a drafter that fails costs speed
-only."""
+"""Batched decoding: requests do not affect each other, and a failing drafter costs only speed."""
 
 from __future__ import annotations
 

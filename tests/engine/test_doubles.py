@@ -1,4 +1,4 @@
-"""The doubles do what their names say; the decoding tests lean on them."""
+"""Tests of the test doubles that the decoding tests rely on."""
 
 from __future__ import annotations
 

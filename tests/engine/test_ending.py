@@ -1,4 +1,4 @@
-"""An answer ends where plain decoding ends it, whatever was drafted beyond: ids, reason,
+"""An answer ends exactly as in plain decoding, whatever was drafted beyond: ids, reason,
 log-probabilities, statistics, text."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An open set of requests: they join at any round, leave at any moment, and a target or drafter
-that fails takes nobody else with it."""
+"""The engine's request set: requests join at any round, leave at any moment, and a failing target
+or drafter affects only the requests in that pass."""
 
 from __future__ import annotations
 

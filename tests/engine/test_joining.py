@@ -1,5 +1,5 @@
-"""More requests than fit a batch: those that wait take the places of those that have ended, and
-nobody notices."""
+"""More requests than fit a batch: waiting ones replace ended ones, without any effect on
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise is even, belongs to (seed, position), and stays the same for ever."""
+"""Noise is uniform, depends on (seed, position) only, and never changes between versions."""
 
 from __future__ import annotations
 

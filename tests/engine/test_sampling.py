@@ -1,5 +1,5 @@
-"""Each parameter does what it says, in the documented order, at every row of a block as in plain
-decoding."""
+"""Each sampling parameter acts as documented, in the documented order, at every row of a block as
+in plain decoding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A block ends where plain decoding would end: at any position, in ids, log-probabilities and text
-alike."""
+"""A block ends as plain decoding would: at any position, in ids, log-probabilities and text."""
 
 from __future__ import annotations
 

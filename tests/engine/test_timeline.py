@@ -1,4 +1,4 @@
-"""Figures and trace of rounds whose times are known."""
+"""Metrics and traces of rounds with known times."""
 
 from __future__ import annotations
 

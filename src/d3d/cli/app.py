@@ -85,8 +85,8 @@ app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 2 for what the user can mend (one line on standard error),
-    130 after Ctrl-C."""
+    """Entry point. Exit codes: 0 done; 2 for an error that the user can fix (one line on standard
+    error); 130 after Ctrl-C."""
     try:
         sys.exit(app(prog_name="d3d", standalone_mode=False))
     except D3DError as error:
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    if message:  # empty where the help has been shown instead
+    if message:  # empty if the help has been shown instead
         print(f"d3d: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(EXIT_USAGE)
 

@@ -238,7 +238,7 @@ def identity(
 def report(
     run: RunArgument,
     output: Annotated[
-        Path | None, typer.Option(help="Where the report goes. Default: beside the results.")
+        Path | None, typer.Option(help="Directory of the report. Default: that of the results.")
     ] = None,
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Pictures need matplotlib.")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def calibrate(
     traffic: Annotated[Path, typer.Argument(help="Requests that --record has written.")],
     model: Annotated[str, typer.Option(help="Preset file that d3d tune has written.")],
-    last: Annotated[int | None, typer.Option(help="Only the last so many requests.", min=1)] = None,
+    last: Annotated[int | None, typer.Option(help="Use only the last N requests.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare recent traffic with the traffic a preset was tuned on, and say whether to keep it,

@@ -88,7 +88,7 @@ def chat(
 def _answer(
     chunks: Iterator[StreamChunk], tokenizer: PreTrainedTokenizerFast | None
 ) -> GenerationResult | None:
-    """Print an answer; None where Ctrl-C ended it, which does not end the conversation."""
+    """Print an answer; None if Ctrl-C ended it. The conversation goes on."""
     from d3d.cli import show
     from d3d.cli.console import note
 
@@ -100,8 +100,8 @@ def _answer(
 
 
 def _read_turn() -> str | None:
-    """The next turn that is not empty; None at the end. Raises InvalidRequest for input that is no
-    text."""
+    """Read the next non-empty turn; None at the end of input. Raises InvalidRequest if the input is
+    not text."""
     from d3d.cli.console import note
     from d3d.errors import InvalidRequest
 

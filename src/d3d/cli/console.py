@@ -1,5 +1,4 @@
-"""Where people look: progress and notes go to standard error, so that standard output holds results
-only."""
+"""Progress and notes on standard error, so that standard output holds results only."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from rich.progress import (
 from rich.text import Text
 
 LOG_SECONDS = 30.0
-"""How often progress prints a line where there is no terminal to draw on."""
+"""Seconds between progress lines if standard error is not a terminal."""
 
 
 def stderr() -> Console:
@@ -30,19 +29,19 @@ def stderr() -> Console:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """One line on standard error, as it is: no markup, no wrapping."""
+    """Print one line on standard error, without markup or wrapping."""
     stderr().print(Text(text, style=style), soft_wrap=True)
 
 
 class Meter(Protocol):
-    """Shows how far something has come."""
+    """Progress display."""
 
     def show(self, completed: int, text: str) -> None: ...
 
 
 @dataclass
 class Bar:
-    """A bar on a terminal."""
+    """Progress bar on a terminal."""
 
     progress: Progress
     total: int
@@ -56,7 +55,7 @@ class Bar:
 
 @dataclass
 class Log:
-    """A plain line now and then, and one for the end, in a log."""
+    """Progress in a log: a plain line at intervals, and one at the end."""
 
     total: int
     every_s: float = LOG_SECONDS
@@ -71,7 +70,7 @@ class Log:
 
 @contextmanager
 def meter(total: int) -> Iterator[Meter]:
-    """Progress towards `total`: a bar where standard error is a terminal, else a line every
+    """Progress towards `total`: a bar if standard error is a terminal, else a line every
     LOG_SECONDS."""
     console = stderr()
     if not console.is_terminal:

@@ -1,5 +1,5 @@
-"""`d3d demo`: three questions, answered plainly and with the drafter in turn, and the proof that
-the ids are equal."""
+"""`d3d demo`: three questions, answered plainly and with the drafter in turn, with proof that the
+ids are equal."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Pair(NamedTuple):
 
 
 def print_table(pairs: list[Pair], mode: str, title: str) -> None:
-    """Times and acceptance of every question, and of all tokens together."""
+    """Print times and acceptance of every question, and of all tokens together."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -109,7 +109,7 @@ def print_table(pairs: list[Pair], mode: str, title: str) -> None:
 
 def figures(pairs: list[Pair]) -> list[str]:
     """Tokens, milliseconds per further token of both modes, their ratio, and acceptance length; "-"
-    for what was not there."""
+    for missing values."""
     speculations = [
         pair.drafted.speculation for pair in pairs if pair.drafted.speculation is not None
     ]
@@ -128,7 +128,7 @@ def figures(pairs: list[Pair]) -> list[str]:
 
 
 def _tpot(results: list[GenerationResult]) -> float:
-    """Mean seconds per further token over several answers; 0 where none has two tokens."""
+    """Mean seconds per further token over several answers; 0 if none has two tokens."""
     further = [result.usage.completion_tokens - 1 for result in results]
     seconds = sum(
         (result.timing.tpot_s or 0.0) * count

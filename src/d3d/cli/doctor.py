@@ -1,5 +1,4 @@
-"""`d3d doctor`: what is installed, what this machine offers, what is cached, and whether a target
-fits."""
+"""`d3d doctor`: versions, devices, cached models, and whether a target fits."""
 
 from __future__ import annotations
 
@@ -24,19 +23,19 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     model: str | None,
 ) -> None:
-    """Show versions, devices, memory, cached models, what passes cost on this machine as far as it
-    was measured, and with --model whether a target fits."""
+    """Show versions, devices, memory, cached models and measured costs of passes; with --model,
+    whether a target fits."""
     import torch
 
     from d3d.cli import system_report
     from d3d.hub.cache import cache_root
     from d3d.methods.costs import costs_journal, read_costs
 
-    found = system_report.devices()
-    report = system_report.target_report(model, context, found) if model else None
+    devices = system_report.devices()
+    report = system_report.target_report(model, context, devices) if model else None
     facts: dict[str, Any] = {
         "versions": system_report.versions(),
-        "devices": [device._asdict() for device in found],
+        "devices": [device._asdict() for device in devices],
         "threads": torch.get_num_threads(),
         "cache": {
             "path": str(cache_root()),
@@ -78,7 +77,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _cost(entry: dict[str, Any]) -> str:
-    """An entry of what was measured on this machine, in one line."""
+    """One measured cost, in one line."""
     on = entry.get("measured_on", {})
     values = ", ".join(
         f"{name} {value:.3g}" for name, value in entry.items() if isinstance(value, int | float)

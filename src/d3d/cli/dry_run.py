@@ -1,5 +1,5 @@
-"""`--dry-run`: what would run where. Configs are read and no weights; what is impossible is refused
-as the run itself would refuse it."""
+"""`--dry-run`: show the plan of a run. Reads configs but no weights; refuses what the run itself
+would refuse."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ NOT_HERE = "not on this machine yet; it would be fetched first"
 
 @dataclass(frozen=True)
 class Drafting:
-    """The drafter, by its checkpoint's config."""
+    """Drafter as described by its checkpoint's config."""
 
     source: str
     path: Path
     config: CheckpointConfig
     num_target_layers: int
     engine: str
-    """The target's. A drafter runs in d3d's own, beside another with weights of its own."""
+    """Engine of the target. Beside another engine, a drafter runs in d3d's own with its own
+    weights."""
 
     @property
     def is_target(self) -> bool:
-        """Whether its clean rows can be the target's own: then they share weights and cache."""
+        """True if its clean rows can be the target's own: then they share weights and cache."""
         drafter = self.config.drafter
         is_whole = drafter.clean_rows_are_base and drafter.kept_layers == tuple(
             range(self.num_target_layers)
@@ -56,8 +57,8 @@ class Drafting:
         )
 
     def num_bytes(self, hidden_size: int, bytes_per_number: int, quantize: str | None) -> int:
-        """What it adds to the target's weights, by the header of its file: what that holds, and
-        what is made of it to draft."""
+        """Bytes that it adds to the target's weights, from its file's header: stored tensors, and
+        those derived for drafting."""
         with safe_open(self.path / WEIGHTS_FILE, framework="pt") as file:
             names = [name for name in file.keys() if not name.endswith(SCALE)]  # noqa: SIM118 - not a mapping
             shapes = {
@@ -74,7 +75,7 @@ class Drafting:
 
 
 def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> dict[str, Any]:
-    """What would run, as plain JSON values. Raises InvalidRequest and InvalidCheckpoint as the run
+    """Plan of the run, as plain JSON values. Raises InvalidRequest and InvalidCheckpoint as the run
     would."""
     drafter, draft_model = choice.check(asked)
     name, preset = choice.name, preset_of(choice.name)
@@ -129,7 +130,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
 
 
 def lines(plan: dict[str, Any]) -> Iterator[str]:
-    """The same for people."""
+    """Plan of the run, as lines of text."""
     target, drafter, memory = plan["target"], plan["drafter"], plan["memory"]
     kind = precision(target["dtype"], target["quantize"])
     yield f"target     {target['source']}: {kind} on {target['device']}, engine {target['engine']}"
@@ -144,9 +145,9 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
         kind = f"{drafter['kind']}, blocks of {drafter['block_size']}, {shared}"
         yield f"drafter    {drafter['source']}: {kind}"
     yield f"mode       {plan['mode']}"
-    for name, one in plan["modes"].items():
+    for name, options in plan["modes"].items():
         yield f"           {name}: " + (
-            ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in one.items())
+            ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in options.items())
             or "nothing is drafted"
         )
     for name, reason in plan["left_out"].items():
@@ -176,7 +177,7 @@ def _drafting(
     config = read_config(path)
     if (
         not num_layers and preset is not None
-    ):  # its target is not here to be asked, and its drafter was made of it
+    ):  # its target is not here; its drafter was made from it
         num_layers = len(config.drafter.kept_layers)
     return Drafting(
         name or f"the drafter of preset {preset.name if preset else ''}",
@@ -208,7 +209,7 @@ def _memory(
     max_tokens: int,
     quantize: str | None,
 ) -> dict[str, Any] | None:
-    """Of this process, without what a draft process would load again, and without activations."""
+    """Memory of this process, without activations and without a draft process's own copy."""
     try:
         size = footprint(name)
     except D3DError:
@@ -230,7 +231,7 @@ def _memory(
     ):
         fields["drafter_bytes"] += size.num_bytes(
             0, bytes_per_number
-        )  # what the deltas belong to is loaded a second time
+        )  # the deltas' base model is loaded a second time
     if drafting is not None and not drafting.is_target:
         layers = len(drafting.config.drafter.kept_layers) / max(1, drafting.num_target_layers)
         fields["drafter_cache_bytes_per_token"] = int(layers * fields["cache_bytes_per_token"])

@@ -111,7 +111,7 @@ def evaluate(
 def _replayed(
     mode: str, model: DrafterModel, samples: list[Sample], draft_length: int, guess: GuessFrom
 ) -> dict[str, Any]:
-    """The record that the command prints."""
+    """JSON record that the command prints."""
     from d3d.cli.console import meter
     from d3d.train.replay import by_source
 
@@ -141,7 +141,7 @@ def _replay(
     guess: GuessFrom,
     on_sample: Callable[[], None],
 ) -> tuple[RoundCounts, HitCounts | None]:
-    """Counts of the rounds, and of the hits in async mode."""
+    """Counts of the rounds, and in async mode of the hits."""
     from d3d.methods.async_.packed_pass import PackedDrafter
     from d3d.train.replay import replay, replay_fused, replay_outcomes
 

@@ -14,17 +14,17 @@ class Group(NamedTuple):
     """Options that a command takes as one argument."""
 
     name: str
-    """Of the argument."""
+    """Name of the argument."""
     parameters: tuple[inspect.Parameter, ...]
     collect: Callable[[dict[str, Any]], Any]
-    """From the options' values to the argument."""
+    """Converts the options' values to the argument."""
 
 
 def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of groups."""
 
     def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=False).parameters.values()
+        parameters = inspect.signature(command, eval_str=False).parameters.values()
         module = inspect.getmodule(command)
         names = vars(module) if module is not None else {}
         shared = {group.name for group in groups}
@@ -35,7 +35,7 @@ def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]
                 else parameter.annotation,
                 kind=inspect.Parameter.KEYWORD_ONLY,
             )
-            for parameter in own
+            for parameter in parameters
             if parameter.name not in shared
         ]
 
@@ -67,11 +67,11 @@ PANELS = (
     "Speculation, further",
     "Sampling, further",
 )
-"""Panels of the help, in their order; what a newcomer needs comes first."""
+"""Panels of the help, in order, beginning with what a newcomer needs."""
 
 
 def _rank(parameter: inspect.Parameter) -> int:
-    """Where the help shows an option: arguments first, then by panel."""
+    """Sort key of an option in the help: arguments first, then by panel."""
     info = parameter.annotation.__metadata__[0]
     if isinstance(info, typer.models.ArgumentInfo):
         return -1

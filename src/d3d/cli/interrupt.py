@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the work ends at the next place where its state is whole."""
+"""Deferred Ctrl-C and SIGTERM: the work ends at the next point of consistent state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within, the first signal only makes the yielded function return True; the second interrupts
-    at once."""
+    """Inside this context the first signal only makes the yielded function return True; the second
+    interrupts at once."""
     asked = False
 
     def first(_signal: int, _frame: FrameType | None) -> None:

@@ -1,5 +1,5 @@
-"""Options that several commands share. Those of the methods and of sampling are made from their
-config classes, so help, ranges and errors can't drift apart from what they do."""
+"""Options that several commands share. Those of methods and sampling are generated from their
+config classes, so that help, ranges and errors agree with behaviour."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ ThinkingOption = Annotated[
     bool | None,
     typer.Option(
         "--thinking/--no-thinking",
-        help="Handed to the chat template as enable_thinking.",
+        help="Passed to the chat template as enable_thinking.",
         rich_help_panel="Sampling, further",
     ),
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        help="Write what target and drafter did when, as a Chrome trace (opens in Perfetto).",
+        help="Write a timeline of target and drafter as a Chrome trace (for Perfetto).",
         rich_help_panel="Output",
     ),
 ]
@@ -81,7 +81,7 @@ DryRunOption = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would run where, load no weights, and answer nothing.",
+        help="Show what would run, and on which device; load no weights, answer nothing.",
         rich_help_panel="Output",
     ),
 ]
@@ -109,7 +109,7 @@ REPEATED = {
 
 
 def sampling(*names: str, **defaults: Any) -> Group:
-    """Sampling parameters, by name; all of them without names."""
+    """Sampling options of the given names; all of them if none is given."""
     parameters = []
     for name, field in SamplingParams.model_fields.items():
         if names and name not in names:
@@ -123,7 +123,7 @@ def sampling(*names: str, **defaults: Any) -> Group:
 
 
 def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Raises InvalidRequest for an impossible one."""
+    """Collect sampling options. Raises InvalidRequest for impossible ones."""
     from pydantic import ValidationError
 
     from d3d.errors import first_problem
@@ -142,7 +142,7 @@ def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_logit_bias(pairs: list[str] | None) -> dict[int, float]:
-    """ID:VALUE pairs. Raises InvalidRequest that shows the pair."""
+    """Parse ID:VALUE pairs. Raises InvalidRequest naming the wrong pair."""
     bias: dict[int, float] = {}
     for pair in pairs or []:
         token_id, _, value = pair.partition(":")
@@ -199,7 +199,7 @@ SPECULATION = Group("speculation", tuple(_method_parameters()), asked_method)
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model to load, and how."""
+    """Model to load, and how."""
 
     model: str | None = None
     drafter: str | None = None
@@ -213,8 +213,8 @@ class ModelChoice:
         return self.model or DEFAULT_MODEL
 
     def load(self, asked: SpeculativeChoice | None = None) -> Model:
-        """asked: the method, which may need no drafter, or name one. Raises InvalidRequest as
-        `check`."""
+        """Load the model. asked: the method, which may need no drafter, or name one. Raises
+        InvalidRequest as `check`."""
         from d3d.loader import load
 
         drafter, draft_model = self.check(asked)
@@ -231,8 +231,8 @@ class ModelChoice:
         )
 
     def check(self, asked: SpeculativeChoice | None) -> tuple[str | None, str | None]:
-        """The D3D drafter's name and the causal draft model's. Raises InvalidRequest for options
-        that contradict each other, before anything is fetched or read."""
+        """Names of the D3D drafter and of the causal draft model. Raises InvalidRequest for
+        contradictory options, before anything is fetched or read."""
         method = None if asked is None else asked.method
         named = None if asked is None else asked.drafter
         if named is not None and self.drafter is not None and named != self.drafter:
@@ -269,7 +269,7 @@ class ModelChoice:
 
 
 def _brings_one(model: str) -> bool:
-    """Whether a model's name may bring a drafter."""
+    """True if a model's name may bring a drafter."""
     from d3d.hub.presets import PRESETS, is_preset_file
 
     return model in PRESETS or is_preset_file(model)
@@ -289,7 +289,8 @@ def _target_parameters(default: str | None) -> tuple[inspect.Parameter, ...]:
 
 
 def _one_target(given: dict[str, Any]) -> str | None:
-    """Raises InvalidRequest for two different targets, and for an empty name."""
+    """Resolve --model and --target. Raises InvalidRequest for two different targets, or an empty
+    name."""
     model, target = given["model"], given["target"]
     for flag, value in (("--model", model), ("--target", target)):
         if value is not None and not value.strip():
@@ -303,7 +304,7 @@ def _one_target(given: dict[str, Any]) -> str | None:
 
 
 TARGET = Group("model", _target_parameters(None), _one_target)
-"""The target's name alone; None if it is not given."""
+"""Name of the target; None if it is not given."""
 
 
 def _model_choice(given: dict[str, Any]) -> ModelChoice:

@@ -53,14 +53,14 @@ def plan(
         typer.Option(help="Async mode: outcomes prepared in a round. Default: as for generate."),
     ] = None,
     hit_rate: Annotated[
-        float | None, typer.Option(help="Async mode: 0 to 1, instead of what the trace tells.")
+        float | None, typer.Option(help="Async mode: 0 to 1, instead of the trace's.")
     ] = None,
     rows: Annotated[
         int | None,
         typer.Option(help="Fused mode: rows of a pass. Default: the preset's, else the fastest."),
     ] = None,
     kept_layers: Annotated[
-        int | None, typer.Option(help="As if the drafter had only so many layers.")
+        int | None, typer.Option(help="Model a drafter with this many layers.")
     ] = None,
     dtype: Annotated[
         str | None,
@@ -84,8 +84,8 @@ def plan(
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
 ) -> None:
-    """Model the time per token of plain, serial, fused and async mode, where it goes, and what
-    would save some. Measures nothing."""
+    """Model the time per token of plain, serial, fused and async mode, break it down, and show
+    possible savings. Measures nothing."""
     from d3d.lab.plan.plan import advice, options
     from d3d.lab.plan.roofline import Efficiency
     from d3d.lab.plan.sources import CostSource
@@ -110,7 +110,7 @@ def _rounds(
     acceptance_length: float | None,
     draft_length: int | None,
 ) -> Trace:
-    """Raises InvalidRequest unless exactly one of the first three is given."""
+    """Rounds to model. Raises InvalidRequest unless exactly one of the first three is given."""
     from d3d.errors import InvalidRequest
     from d3d.lab.plan.trace import of_mean
 

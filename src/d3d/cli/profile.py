@@ -1,4 +1,4 @@
-"""`d3d profile`: the costs of target's and drafter's passes on this machine."""
+"""`d3d profile`: costs of target and drafter passes on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from d3d.api import Model
 
 BUSY_LOAD = 0.5
-"""Cores busy with other work, above which times are not to be trusted."""
+"""Load by other work, in busy cores, above which times are unreliable."""
 
 
 def profile(

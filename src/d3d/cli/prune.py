@@ -43,7 +43,7 @@ def prune(
     ] = "smollm2-135m",
     judge: Annotated[
         Path | None,
-        typer.Option(help="Recorded answers that judge; then all of the others choose."),
+        typer.Option(help="Recorded answers to judge by; then all of the others choose."),
     ] = None,
     fewest_layers: Annotated[int, typer.Option(help="Layers to stop at.", min=1)] = 1,
     shortlist: Annotated[
@@ -60,7 +60,7 @@ def prune(
         ),
     ] = "share",
     share: Annotated[
-        float, typer.Option(help="Of the acceptance length at full depth.", min=0.0, max=1.0)
+        float, typer.Option(help="Share of the acceptance length at full depth.", min=0.0, max=1.0)
     ] = 0.99,
     heal: Annotated[
         Path | None, typer.Option(help="Corpus to train on after every removal.")
@@ -81,7 +81,7 @@ def prune(
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Draw OUT/curve.svg.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of the places where blocks hang.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the positions of blocks.")] = 0,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
 ) -> None:
@@ -182,7 +182,7 @@ def _report(
     *,
     pictures: bool,
 ) -> None:
-    """Writes curve.json, curve.md and curve.svg."""
+    """Write curve.json, curve.md and curve.svg."""
     from d3d.cli.console import note
     from d3d.lab.prune.curve import choose
     from d3d.lab.report.pruning import curve_picture, curve_table

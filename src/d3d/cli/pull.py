@@ -1,4 +1,4 @@
-"""`d3d pull`: fetch models ahead of their first use."""
+"""`d3d pull`: fetch models before their first use."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _list_presets() -> None:
         state = "ready" if ready else "fetched" if is_cached(target) else "not fetched"
         typer.echo(f"{preset.name}  {preset.summary}; {preset.target.licence}; {state}")
     for name in SHIPPED:
-        found = read_preset(name)
+        preset_file = read_preset(name)
         typer.echo(
-            f"{name}  the target of {found.target} with a drafter of its own, in {found.mode} mode "
-            f"(d3d show {name})"
+            f"{name}  the target of {preset_file.target} with a drafter of its own, in "
+            f"{preset_file.mode} mode (d3d show {name})"
         )

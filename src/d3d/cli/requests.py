@@ -1,4 +1,4 @@
-"""What `generate` and `chat` do around an answer: read the prompt, record, trace, and note."""
+"""Shared steps of `generate` and `chat`: read the prompt, record, trace, and print notes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def note_speculation(result: GenerationResult) -> None:
-    """On standard error: what auto mode has chosen and why, and what went wrong."""
+    """Print auto mode's choices, their reasons, and warnings on standard error."""
     from d3d.cli.console import note
 
     if result.speculation is None:
@@ -35,7 +35,7 @@ def note_speculation(result: GenerationResult) -> None:
 def show_dry_run(
     choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int, *, as_json: bool
 ) -> None:
-    """Print what would run where. Raises InvalidRequest, InvalidCheckpoint."""
+    """Print the plan of a run. Raises InvalidRequest, InvalidCheckpoint."""
     from d3d.cli.dry_run import dry_run, lines
 
     plan = dry_run(choice, asked, max_tokens)
@@ -43,8 +43,8 @@ def show_dry_run(
 
 
 def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
-    """The prompt, given as argument or as --prompt; `-` is standard input without its last newline.
-    Raises InvalidRequest for none, for an empty one, and for two."""
+    """Read the prompt from the argument or --prompt; `-` reads standard input, without its last
+    newline. Raises InvalidRequest if it is missing, empty or given twice."""
     from d3d.api import check_prompt
 
     if prompt is not None and option is not None and prompt != option:
@@ -64,7 +64,7 @@ def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
 
 
 def check_trace(path: Path | None) -> None:
-    """Raises InvalidRequest if no file can be written, before anything is computed."""
+    """Check that a trace can be written. Raises InvalidRequest before any computation."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise InvalidRequest(
             f"--trace {path}: there is no such directory, or it is one; name a file in a directory "
@@ -73,7 +73,8 @@ def check_trace(path: Path | None) -> None:
 
 
 def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
-    """Raises InvalidRequest if nothing can be recorded, before anything is computed."""
+    """Open the log of --record. Raises InvalidRequest before any computation if it can't be
+    used."""
     from d3d.lab.tune.traffic import TrafficLog
 
     if path is None:
@@ -93,7 +94,7 @@ def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
 def record_request(
     log: TrafficLog | None, model: Model, asked: Asked, result: GenerationResult
 ) -> None:
-    """Add a line to the log, if there is one; a warning if that fails."""
+    """Add a line to the log, if there is one; warn if that fails."""
     from d3d.cli.console import note
 
     if log is not None and (problem := log.add(model, asked, result)):
@@ -101,8 +102,8 @@ def record_request(
 
 
 def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
-    """With what d3d plan has to know to model the same rounds. Raises InvalidRequest if the file
-    can't be written."""
+    """Write a trace with the facts that d3d plan needs to model the same rounds. Raises
+    InvalidRequest if the file can't be written."""
     import torch
 
     from d3d.engine.trace import chrome_trace
@@ -121,7 +122,7 @@ def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
 
 
 def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:
-    """What to tell somebody who sets a switch that this model's chat template does not have."""
+    """Warning about a switch that this model's chat template does not have."""
     from d3d.hub.chat import heeds_thinking
 
     if thinking is None or heeds_thinking(model.tokenizer):

@@ -1,5 +1,4 @@
-"""How answers look on a terminal. A model's text is written as it is: no markup, no wrapping, no
-tabs expanded."""
+"""Answers on a terminal. A model's text is written as is: no markup, wrapping or expanded tabs."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ LEGEND = (
 def stream_answer(
     chunks: Iterable[StreamChunk], *, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> GenerationResult:
-    """Print an answer to standard output while it grows, then a newline; with a tokenizer in two
+    """Print an answer to standard output as it grows, then a newline; with a tokenizer, in two
     colours. Returns the result."""
     painter = Painter(tokenizer) if tokenizer is not None else None
     result = None
@@ -37,24 +36,24 @@ def stream_answer(
                     color=True,
                 )
             result = chunk.result
-    finally:  # Ctrl-C in the middle of a line, too
+    finally:  # also after Ctrl-C in the middle of a line
         typer.echo()
     assert result is not None, "the last chunk carries the result"
     return result
 
 
 def paint(text: str, kept: bool) -> str:
-    """Text in the colour of its origin: green where the drafter proposed it and the target kept it,
-    bold where the target wrote it."""
+    """Colour text by origin: green if the drafter proposed it and the target kept it, bold if the
+    target wrote it."""
     return typer.style(text, fg="green") if kept else typer.style(text, bold=True)
 
 
 class Painter:
-    """Says of every piece of a stream's text which kind of token has brought it.
+    """Splits a stream's text by the origin of its tokens.
 
     The stream's text may lag behind its tokens (half a character, the beginning of a stop string),
-    so the tokens are decoded once more, and what the stream shows is taken off the front. A
-    character belongs to the token that completes it."""
+    so the tokens are decoded once more, and the streamed text is taken off the front. A character
+    belongs to the token that completes it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         from d3d.engine.text import Detokenizer
@@ -63,7 +62,7 @@ class Painter:
         self._waiting: list[tuple[str, bool]] = []
 
     def pieces(self, chunk: StreamChunk) -> Iterator[tuple[str, bool]]:
-        """The chunk's text, cut where its origin changes; True where the token was drafted and
+        """The chunk's text, cut where its origin changes; True if the piece was drafted and
         kept."""
         kept = False
         for place, token_id in enumerate(chunk.token_ids):
@@ -77,12 +76,12 @@ class Painter:
             if shown := chunk.text[len(chunk.text) - rest :][: len(text)]:
                 yield shown, kept
             rest = max(0, rest - len(text))
-        if rest:  # half a character that the end has let go
+        if rest:  # half a character, released at the end
             yield chunk.text[-rest:], kept
 
 
 def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
-    """One line: what it cost, in which dtype, and whether drafting was on, and if not, why."""
+    """Summary in one line: cost, dtype, and whether drafting was on, and if not, why."""
     tpot = (
         f"{1000 * result.timing.tpot_s:.1f} ms a token"
         if result.timing.tpot_s is not None

@@ -14,7 +14,7 @@ def show(
     preset: Annotated[str, typer.Argument(help="Preset, or preset file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a preset brings, how it decodes, and how that was chosen."""
+    """Show a preset's contents, how it decodes, and how that was chosen."""
     import json
 
     from d3d.hub.presets import find_preset, is_preset_file, read_preset

@@ -1,4 +1,4 @@
-"""What `d3d doctor` finds out about this machine."""
+"""Facts about this machine for `d3d doctor`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from d3d.model.int8 import precision, quantizations
 PACKAGES = {"d3d": "d3d-decoding", "torch": "torch", "transformers": "transformers"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 USABLE_SHARE = 0.9
-"""Of the available memory; the rest is left for activations and for everything else."""
+"""Usable share of the available memory; the rest is left for activations and everything else."""
 
 
 class Device(NamedTuple):
-    """Memory in bytes."""
+    """Device, with its memory in bytes."""
 
     name: str
     description: str
@@ -29,18 +29,18 @@ class Device(NamedTuple):
     available_bytes: int
     dtypes: tuple[str, ...]
     quantize: tuple[str, ...] = ()
-    """What weights can be rounded to there."""
+    """Weight quantizations supported there."""
 
 
 class CachedItem(NamedTuple):
-    """A fetched file or a converted model."""
+    """Fetched file or converted model."""
 
     name: str
     num_bytes: int
 
 
 class Fit(NamedTuple):
-    """Whether a target fits a device in one dtype."""
+    """Memory that a target needs in one dtype, against a device's."""
 
     device: str
     dtype: str
@@ -55,14 +55,14 @@ class Fit(NamedTuple):
 
     @property
     def options(self) -> str:
-        """Of the command line."""
+        """Command-line options that select this."""
         return f"--device {self.device} --dtype {self.dtype}" + (
             f" --quantize {self.quantize}" if self.quantize else ""
         )
 
 
 class TargetReport(NamedTuple):
-    """Of one target at one context length."""
+    """Report on one target at one context length."""
 
     source: str
     num_parameters: int
@@ -82,7 +82,7 @@ def devices() -> list[Device]:
     memory = psutil.virtual_memory()
     capability = torch.backends.cpu.get_cpu_capability()
     rounded = quantizations(torch.device("cpu"))
-    found = [
+    available = [
         Device(
             "cpu",
             f"{platform.machine()}, {capability}",
@@ -96,14 +96,14 @@ def devices() -> list[Device]:
         free, total = torch.cuda.mem_get_info(index)
         with torch.cuda.device(index):
             dtypes = tuple(DTYPE_BYTES) if torch.cuda.is_bf16_supported() else ("float32",)
-        found.append(
+        available.append(
             Device(f"cuda:{index}", torch.cuda.get_device_name(index), total, free, dtypes)
         )
-    return found
+    return available
 
 
 def cached_items() -> list[CachedItem]:
-    """Everything in the cache, the largest first."""
+    """All items in the cache, the largest first."""
     places = [
         path for kind in ("models", "converted") for path in (cache_root() / kind).glob("[!.]*")
     ]
@@ -117,7 +117,7 @@ def _size(path: Path) -> int:
 
 
 def target_report(source: str, context: int | None, on: list[Device]) -> TargetReport:
-    """Whether the target fits each device. Raises InvalidCheckpoint for an unknown target."""
+    """Check whether the target fits each device. Raises InvalidCheckpoint for an unknown target."""
     size = footprint(source)
     context = min(context or size.max_length, size.max_length)
     fits = [

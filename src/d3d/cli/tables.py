@@ -9,8 +9,8 @@ from rich.text import Text
 from d3d.lab.report.tables import Table, shown
 
 WIDTH = 240
-"""Width of a printed table, in characters: a narrower terminal wraps its lines, but no figure is
-cut."""
+"""Width of a printed table, in characters: a narrower terminal wraps its lines instead of cutting
+figures."""
 
 
 def print_table(table: Table, *, error: bool = False, names: int = 2) -> None:

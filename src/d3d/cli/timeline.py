@@ -1,4 +1,4 @@
-"""`d3d timeline`: when target and drafter ran, from a trace."""
+"""`d3d timeline`: times of target and drafter, from a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def timeline(
     out: Annotated[Path | None, typer.Option(help="Draw it into this file, .svg or .png.")] = None,
     start: Annotated[int, typer.Option(help="First round to draw.", min=0)] = 0,
     rounds: Annotated[
-        int, typer.Option(help="Most rounds to draw; the figures are those of all.", min=1)
+        int, typer.Option(help="Maximum rounds to draw; the figures cover all.", min=1)
     ] = 16,
     as_json: Annotated[
         bool,

@@ -95,7 +95,7 @@ def train(
 
 
 def _target(settings: RunConfig, target: str | None) -> ModelSpec:
-    """The model that writes the corpus: the option's, else the file's, else the default."""
+    """Model that writes the corpus: the option's, else the file's, else the default."""
     from d3d.train.config import ModelSpec
 
     if target is None and settings.target is not None:
@@ -180,7 +180,7 @@ def _print_plan(
     corpus: Path | None,
     machine: tuple[int, float | None, str, str | None],
 ) -> None:
-    """Print a table of what the run takes.
+    """Print a table of the run's cost.
 
     file: the configuration file, if any; machine: processes, their rate in TFLOP/s, device and
     dtype, as the options give them."""

@@ -1,4 +1,4 @@
-"""Display of a training run: a live view on a terminal, a line now and then in a log."""
+"""Display of a training run: a live view on a terminal, a line at intervals in a log."""
 
 from __future__ import annotations
 

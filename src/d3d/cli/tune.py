@@ -130,7 +130,7 @@ def _check_modes(names: list[str]) -> None:
 
 
 def _table(result: TuneResult, concurrency: int) -> Table:
-    """All setups of the second stage, the fastest first."""
+    """Table of all setups of the second stage, the fastest first."""
     from d3d.lab.report.tables import Table, number
 
     cases = len(result.split.confirm)

@@ -1,8 +1,7 @@
-"""When a pass ran, in seconds of `time.perf_counter`: by the processor's clock, or by events in the
-queue of a CUDA device.
+"""Clocks for model passes, in seconds of `time.perf_counter`: the processor's, or CUDA events.
 
-A CUDA device works on what it was asked for some time ago, so only events know when. They have run
-on no GPU yet."""
+A CUDA device runs work some time after it was queued, so only events know when. The event clock has
+not run on a GPU yet."""
 
 from __future__ import annotations
 
@@ -16,24 +15,24 @@ Span = tuple[float, float]
 """Start and end in seconds of `time.perf_counter`."""
 
 RENEWED_S = 10.0
-"""An event's distance is a float32 in milliseconds: over so many seconds it is exact to a
-microsecond."""
+"""Seconds after which the origin event is renewed. Event distances are float32 milliseconds: within
+this span they are exact to a microsecond."""
 
 
 class PassClock(Protocol):
-    """Times of one queue of work."""
+    """Clock of one queue of work."""
 
     def mark(self) -> Any:
-        """The place behind all that has been asked for; does not wait for it."""
+        """Mark the end of the work queued so far, without waiting."""
         ...
 
     def span(self, begun: Any, ended: Any) -> Span:
-        """When the queue was at two places; waits until it is at the second."""
+        """Times at which the queue reached two marks; waits for the second."""
         ...
 
 
 class ProcessorClock:
-    """Work that is done when the call returns."""
+    """Clock for work that is done when the call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -43,12 +42,12 @@ class ProcessorClock:
 
 
 class Event(Protocol):
-    """What is used of `torch.cuda.Event`; it has been recorded."""
+    """The part of `torch.cuda.Event` that is used; it has been recorded."""
 
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this one to a later one; both have been reached."""
+        """Milliseconds from this event to a later one; both have been reached."""
         ...
 
 
@@ -59,12 +58,12 @@ class EventMark(NamedTuple):
 
 
 class EventClock:
-    """Times by events; an event whose time by the processor's clock is known ties them to it."""
+    """Clock by events, tied to the processor's clock by an origin event."""
 
     def __init__(
         self, record: Callable[[], Event], now: Callable[[], float] = time.perf_counter
     ) -> None:
-        """record: puts a new event behind all that has been asked for."""
+        """record: queues a new event behind all work queued so far."""
         self._record, self._now = record, now
         self._origin, self._origin_s = self._tie()
 
@@ -87,7 +86,7 @@ class EventClock:
 
 
 def cuda_clock(device: torch.device) -> EventClock:
-    """Of the stream that the calling thread uses on this device."""
+    """Clock of the stream that the calling thread uses on this device."""
 
     def record() -> Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -98,7 +97,7 @@ def cuda_clock(device: torch.device) -> EventClock:
 
 
 class Stopwatch:
-    """The span of the last of many passes."""
+    """Span of the latest pass."""
 
     def __init__(self, clock: PassClock) -> None:
         self._clock = clock
@@ -112,9 +111,9 @@ class Stopwatch:
         self._ended = self._clock.mark()
 
     def span(self) -> Span | None:
-        """None before the first pass has ended. Waits for that end."""
+        """Span of the latest pass; None before the first has ended. Waits for its end."""
         return None if self._ended is None else self._clock.span(self._begun, self._ended)
 
     def stop(self) -> Span:
-        """The pass ends here."""
+        """End the pass and return its span."""
         return self._clock.span(self._begun, self._clock.mark())

@@ -1,7 +1,7 @@
-"""The seams: what the engine asks of a target and of a drafter.
+"""Interfaces of targets and drafters, as the engine calls them.
 
-Both keep what belongs to a request under its `id` until `end`. Defaults do nothing, so a method
-implements what it needs and nothing is found out by `isinstance`."""
+Both keep per-request state under the request's `id` until `end`. Defaults do nothing, so a method
+implements only what it needs, without `isinstance` checks."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Draft(NamedTuple):
-    """Tokens proposed for the positions after the anchor, perhaps none."""
+    """Tokens proposed for the positions after the anchor; may be empty."""
 
     token_ids: tuple[int, ...] = ()
     fault: str | None = None
-    """Why the drafter could not draft (for example non-finite logits); None if all is well."""
+    """Reason why drafting failed (for example non-finite logits); None if it did not."""
     preparation: Preparation | None = None
     """Async mode only."""
     confidences: tuple[float, ...] = ()
-    """The drafter's probability of each token, given those before it; empty if nobody asked."""
+    """Drafter's probability of each token given those before it; empty if not requested."""
     looked_up: bool = False
-    """Whether prompt lookup copied it from the text, and no model was asked."""
+    """True if prompt lookup copied the draft, without a model."""
     num_slots: int = 0
-    """Fused mode: slots of the pass that is to verify it."""
+    """Fused mode: slots of the pass that verifies it."""
 
 
 NO_DRAFT = Draft()
@@ -43,47 +43,47 @@ class Drafter(ABC):
     """Proposes tokens."""
 
     max_draft_length: int
-    """Most tokens of a draft; 0 if it never drafts."""
+    """Maximum draft length; 0 if it never drafts."""
 
     @abstractmethod
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
-        """A draft for each request, at most `request.draft_room(self.max_draft_length)` tokens;
-        fewer, or none, is allowed."""
+        """Draft for each request: at most `request.draft_room(self.max_draft_length)` tokens,
+        possibly none."""
 
     def ready(self) -> None:
-        """Start what drafting needs, before requests join. Raises WorkerFailed if it can't."""
+        """Start workers before requests join. Raises WorkerFailed."""
 
     def prefilled(self, seconds: float, num_tokens: int) -> None:
-        """The target has read prompts of so many tokens; how long it took."""
+        """Report a prefill: prompt tokens read, and the seconds it took."""
 
     def num_missing(self, request: Request) -> int:  # noqa: ARG002
-        """Committed tokens that a draft for this request would have to compute first."""
+        """Committed tokens that a draft for this request would have to process first."""
         return 0
 
     def suspend(self, request: Request) -> None:
-        """Rounds without this drafter follow: drop what it can't go on from afterwards."""
+        """Prepare for rounds without this drafter: drop state that can't be resumed."""
 
     def observe(self, rounds: Sequence[Round]) -> None:
-        """A round has ended; one entry for each request that was in it."""
+        """Report a finished round, one entry per request."""
 
     def end(self, request: Request) -> None:
-        """The request is finished, cancelled or failed: forget it. Harmless if it is unknown."""
+        """Forget a finished, failed or cancelled request; unknown ones are ignored."""
 
     def close(self) -> None:
-        """Stop workers and threads. A later `propose` may start them again."""
+        """Stop workers and threads; a later `propose` may restart them."""
 
     def report(self) -> Any:
-        """What a result should say about the drafter's own decisions; None for nothing."""
+        """The drafter's own decisions, for the result; None if there are none."""
         return None
 
     @property
     def num_held(self) -> int:
-        """Requests that it holds state for."""
+        """Number of requests with state."""
         return 0
 
 
 class NoDrafter(Drafter):
-    """Plain decoding."""
+    """Drafter of plain decoding: it proposes nothing."""
 
     max_draft_length = 0
 
@@ -94,7 +94,7 @@ class NoDrafter(Drafter):
 class Target(ABC):
     """The model whose output is preserved.
 
-    Between rounds its cache holds each request's committed tokens minus the anchor."""
+    Between rounds its cache holds each request's committed tokens except the anchor."""
 
     @property
     @abstractmethod
@@ -103,60 +103,60 @@ class Target(ABC):
     @property
     @abstractmethod
     def max_length(self) -> int:
-        """Longest sequence in tokens, prompt and answer together."""
+        """Maximum sequence length in tokens, prompt and answer together."""
 
     @property
     def device(self) -> torch.device:
-        """Where its logits are."""
+        """Device of its logits."""
         return torch.device("cpu")
 
     @abstractmethod
     def prefill(self, requests: Sequence[Request], num_rows: int) -> list[LogitRows | None]:
-        """Read at most `num_rows` further prompt tokens, the first request's first. The logits of
-        the last row for each request whose prompt is read, None for the others."""
+        """Process at most `num_rows` further prompt tokens, the first request's first. Returns the
+        last row's logits for each request whose prompt is complete, None for the others."""
 
     @abstractmethod
     def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
-        """Append each request's anchor and draft; the logits of these rows."""
+        """Append each request's anchor and draft; returns the logits of these rows."""
 
     @abstractmethod
     def rewind(self, requests: Sequence[Request]) -> None:
-        """Forget what a round has rejected: the cache ends before each anchor again."""
+        """Drop rejected tokens: each cache ends before the request's anchor again."""
 
     @abstractmethod
     def end(self, request: Request) -> None:
-        """The request is finished, cancelled or failed: forget it. Harmless if it is unknown."""
+        """Forget a finished, failed or cancelled request; unknown ones are ignored."""
 
     def pass_span(self) -> Span | None:
         """Start and end of the last pass on the device, in seconds of `time.perf_counter`; None if
-        the processor's clock says it all."""
+        the processor's clock suffices."""
         return None
 
     def cache_for(self, model: Any) -> Any:  # noqa: ARG002
-        """The cache that this target shares with a drafter whose clean rows are its own; None if
-        it has none to share."""
+        """Cache shared with a drafter whose clean rows equal the target's; None if there is
+        none."""
         return None
 
     @property
     def num_held(self) -> int:
-        """Requests that it holds state for."""
+        """Number of requests with state."""
         return 0
 
 
 def guarded(drafter: Drafter, vocab_size: int) -> Guarded:
-    """A drafter that can only cost time: whatever it raises, or proposes beyond the target's
-    vocabulary, ends drafting for the requests concerned, once, with a note."""
+    """Wrap a drafter so that it can only cost time: an error, or a token outside the target's
+    vocabulary, ends drafting for the requests concerned, and is reported once."""
     return Guarded(drafter, vocab_size)
 
 
 class Guarded(Drafter):
-    """See `guarded`."""
+    """Drafter wrapped by `guarded`."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter, self._vocab_size = drafter, vocab_size
         self.max_draft_length = drafter.max_draft_length
         self._spoilt: set[int] = set()
-        """Ids of requests that are not drafted for any more."""
+        """Ids of requests that are no longer drafted for."""
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
         members = [request for request in requests if request.id not in self._spoilt]
@@ -165,7 +165,7 @@ class Guarded(Drafter):
         try:
             drafts = self.drafter.propose(members)
             checked = [self._checked(*pair) for pair in zip(members, drafts, strict=True)]
-        except Exception as error:  # whatever a drafter dies of, the answers go on
+        except Exception as error:  # a drafter's failure must not end the answers
             fault = f"the drafter failed: {type(error).__name__}: {error}"
             checked = [Draft(fault=fault) for _ in members]
         by_id = {}
@@ -180,7 +180,7 @@ class Guarded(Drafter):
         self.drafter.ready()
 
     def _checked(self, request: Request, draft: Draft) -> Draft:
-        """Only ids that the target knows may reach it, and no more than there is room for."""
+        """Limit a draft to the request's room; reject ids outside the target's vocabulary."""
         if any(not 0 <= token_id < self._vocab_size for token_id in draft.token_ids):
             return Draft(
                 fault="the drafter proposed an id outside of the target's vocabulary "
@@ -213,8 +213,8 @@ class Guarded(Drafter):
 
     @staticmethod
     def _tell(notify: Callable[[], None]) -> None:
-        """A drafter that can't take a notice still costs time only."""
+        """Call a hook, ignoring errors: a broken drafter may only cost time."""
         try:
             notify()
-        except Exception:  # the next proposal shows what is wrong, if anything is
+        except Exception:  # if the drafter is broken, its next proposal fails
             return

@@ -1,7 +1,7 @@
-"""Requests in, rounds out. Start reading here.
+"""The decoding loop: requests in, rounds out. Start reading here.
 
-Plain decoding is the same loop with a drafter that proposes nothing, so every method's output goes
-through the same few lines."""
+Plain decoding is the same loop with a drafter that proposes nothing, so the output of every method
+goes through the same few lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from d3d.engine.round import Round, RoundTimes
 from d3d.engine.sampling import AcceptanceRule, sample_match
 
 PREFILL_ROWS = 512
-"""Prompt tokens that one step reads at most, so that a long prompt does not hold up the others."""
+"""Maximum prompt tokens processed per step, so that a long prompt does not stall the others."""
 
 
 class Engine:
-    """An open set of requests: any may join at any round and leave at any moment.
+    """Decodes an open set of requests: they join and leave at any round.
 
-    `add` and `cancel` may be called from any thread; `step` from one at a time."""
+    `add` and `cancel` are safe from any thread; `step` from one at a time."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Engine:
         prefill_rows: int = PREFILL_ROWS,
         accept: AcceptanceRule | None = None,
     ) -> None:
-        """max_batch: most requests that are verified together; None for no limit. prefill_rows:
+        """max_batch: maximum number of requests verified together; None for no limit. prefill_rows:
         see `PREFILL_ROWS`. Raises ValueError for numbers below 1."""
         if (max_batch is not None and max_batch < 1) or prefill_rows < 1:
             raise ValueError(
@@ -47,17 +47,17 @@ class Engine:
         )
         self.waiting: deque[Request] = deque()
         self.reading: list[Request] = []
-        """Requests whose prompts are being read."""
+        """Requests in prefill."""
         self.running: list[Request] = []
         self._cancelled: deque[Request] = deque()
         self._prefill_s = 0.0
 
     def add(self, request: Request) -> None:
-        """Take part from the next step on."""
+        """Add a request; it takes part from the next step on."""
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Leave before the next step; what has been committed stays."""
+        """Cancel a request before the next step; committed tokens stay."""
         self._cancelled.append(request)
 
     @property
@@ -65,9 +65,9 @@ class Engine:
         return bool(self.waiting or self.reading or self.running or self._cancelled)
 
     def step(self) -> list[Round]:
-        """Read a chunk of the prompts that wait, and advance every running request by one round.
+        """Prefill a chunk of waiting prompts, and advance every running request by one round.
 
-        A request that the target fails on carries the `error`; the others go on."""
+        If the target fails, the requests in that pass get the `error`; the others go on."""
         self.drop_cancelled()
         running = list(self.running)
         rounds = self._prefill()
@@ -77,7 +77,7 @@ class Engine:
         return rounds
 
     def run(self, requests: Iterable[Request]) -> Iterator[Round]:
-        """Decode requests; each as if it were alone. Raises what a request failed of."""
+        """Decode requests, each as if it were alone. Raises the error of a request that failed."""
         requests = list(requests)
         for request in requests:
             self.add(request)
@@ -111,13 +111,13 @@ class Engine:
                 for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
             ]
             self.target.rewind(running)
-        except Exception as error:  # whatever the target dies of, requests that wait go on
+        except Exception as error:  # waiting requests go on
             return self._fail(running, error)
         self.drafter.observe(rounds)
         return rounds
 
     def _prefill(self) -> list[Round]:
-        """Read a chunk of prompts. The first token comes from no draft, and belongs to no round."""
+        """Prefill a chunk of prompts. The first token has no draft and belongs to no round."""
         room = len(self.waiting)
         if self.max_batch is not None:
             room = min(room, self.max_batch - len(self.running) - len(self.reading))
@@ -152,18 +152,18 @@ class Engine:
         return []
 
     def drop_cancelled(self) -> None:
-        """Let go of cancelled requests; `step` does it first."""
+        """Release cancelled requests; `step` begins with this."""
         while self._cancelled:
             request = self._cancelled.popleft()
             if not request.finished:
                 request.finish_reason = "cancelled"
-        for request in list(self.waiting):  # a copy at once: other threads may add meanwhile
+        for request in list(self.waiting):  # a copy, since other threads may add meanwhile
             if request.finished:
                 self.waiting.remove(request)
         self._release()
 
     def _release(self) -> None:
-        """The one place where state under an id ends."""
+        """Release ended requests in drafter and target. State ends nowhere else."""
         ended = [request for request in (*self.reading, *self.running) if request.finished]
         if not ended:
             return

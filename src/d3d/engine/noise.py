@@ -1,5 +1,5 @@
-"""Noise that depends on (seed, position) alone, so that batch mates, devices, methods and rejected
-drafts can't move it.
+"""Noise that depends on (seed, position) alone, so that batching, devices, methods and rejected
+drafts can't change it.
 
 The finaliser is splitmix64's (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
 OOPSLA 2014)."""
@@ -19,10 +19,10 @@ def _mix(value: int) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits.
+    """Number in [0, 1) with 53 random bits.
 
-    `seed` is any non-negative integer, `position` the absolute index (prompt included) of the token
-    that is chosen with it. Raises ValueError for a negative one."""
+    seed: non-negative integer. position: absolute index (prompt included) of the token chosen with
+    it. Raises ValueError if either is negative."""
     if seed < 0 or position < 0:
         raise ValueError(f"seed and position must not be negative, got {seed} and {position}")
     state = _mix((seed & _MASK) + _GOLDEN & _MASK)

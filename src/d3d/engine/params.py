@@ -1,4 +1,4 @@
-"""Sampling parameters. Imports no torch, so that `--help` can show them."""
+"""Sampling parameters. Imports no torch, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 GREEDY_TEMPERATURE = 1e-5
-"""At or below this temperature decoding is greedy, in every branch."""
+"""Decoding is greedy at or below this temperature."""
 
 
 class SamplingParams(BaseModel):
-    """How the target's next token is chosen. Unknown names are refused.
+    """Parameters by which the target's next token is chosen. Unknown names are refused.
 
-    The order in which these act is documented in `d3d.acceptance.sampling`. Bounds keep float32
-    logits finite."""
+    `d3d.engine.sampling` documents the order in which they apply. Bounds keep float32 logits
+    finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,7 +69,7 @@ class SamplingParams(BaseModel):
 
     @property
     def uses_counts(self) -> bool:
-        """Whether a penalty needs to know how often each token has occurred."""
+        """True if a penalty needs token counts."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

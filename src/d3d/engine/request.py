@@ -1,4 +1,4 @@
-"""A request: its tokens, how they are chosen, and what ends it."""
+"""Request: its tokens, sampling parameters and stops."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _ids = itertools.count()
 
 
 class Request:
-    """Prompt plus committed answer. Only `commit` extends the answer.
+    """A prompt and its committed answer. Only `commit` extends the answer.
 
-    Targets, caches and drafters keep what belongs to a request under its `id`, and forget it when
-    the engine ends it."""
+    Targets, caches and drafters keep per-request state under its `id`, until the engine ends it."""
 
     def __init__(
         self,
@@ -36,9 +35,9 @@ class Request:
         eos_token_ids: frozenset[int] = frozenset(),
         tokenizer: PreTrainedTokenizerFast | None = None,
     ) -> None:
-        """Without a tokenizer there are ids and no text. `new_request` checks and then makes one.
-        Raises InvalidRequest for a prompt that leaves no room in `max_length`, and for stop strings
-        without a tokenizer."""
+        """Without a tokenizer it yields ids and no text; `new_request` also checks arguments.
+        Raises InvalidRequest if the prompt leaves no room in `max_length`, or stop strings have no
+        tokenizer."""
         self.id = next(_ids)
         self.token_ids = list(prompt_ids)
         self.prompt_length = len(prompt_ids)
@@ -56,7 +55,7 @@ class Request:
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        """What the request failed of; it has no finish reason then."""
+        """Error that the request failed with; finish_reason is None then."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -76,21 +75,21 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended: finished, cancelled or failed."""
+        """True if the request has finished, failed or been cancelled."""
         return self.finish_reason is not None or self.error is not None
 
     @property
     def longest(self) -> int:
-        """Most tokens that prompt and answer can come to."""
+        """Maximum length of prompt and answer together."""
         return self.prompt_length + self.scanner.limit
 
     def draft_room(self, max_draft_length: int) -> int:
-        """Most tokens worth drafting now. The bonus token comes on top of a draft, so the answer's
+        """Number of tokens worth drafting now. A bonus token follows the draft, so the answer's
         last token needs none."""
         return max(0, min(max_draft_length, self.scanner.remaining - 1))
 
     def commit(self, draft: Draft, verdict: Verdict, times: RoundTimes) -> Round:
-        """Extend the answer by a verdict, cut where a stop ends it."""
+        """Extend the answer by a verdict, cut at a stop."""
         scan = self.scanner.scan(verdict)
         verdict = scan.verdict
         self.token_ids.extend(verdict.token_ids)
@@ -127,9 +126,9 @@ def new_request(
     eos_token_ids: frozenset[int] = frozenset(),
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Request:
-    """Check a request and make it ready. Without a tokenizer it yields ids and no text.
+    """Create a checked request. Without a tokenizer it yields ids and no text.
 
-    Raises InvalidRequest for an empty or too long prompt, ids that the target does not know, and
+    Raises InvalidRequest for an empty or too long prompt, ids outside the target's vocabulary, and
     impossible parameters."""
     if not prompt_ids:
         raise InvalidRequest("prompt: it is empty; give at least one token")

@@ -1,4 +1,4 @@
-"""The one record of a round: in memory, in JSON lines, in traces, in plans and in benchmarks."""
+"""The record of a round: in memory, in JSON lines, in traces, in plans and in benchmarks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from d3d.engine.clock import Span
 FinishReason = Literal["stop", "length", "cancelled"]
 
 Readiness = Literal["hit", "late", "miss", "unprepared"]
-"""State of the successor that a round wanted: ready in time; waited for; not among those prepared;
-none was being prepared (the first round, and rounds after one in which the worker was not
-asked)."""
+"""State of the successor that a round wanted: ready in time (hit), waited for (late), not among
+those prepared (miss), or none in preparation (unprepared: the first round, and rounds after one in
+which the worker was idle)."""
 
 
 class TokenLogprob(NamedTuple):
-    """Natural log-probability of a committed token after all processing, and the best
+    """Natural log-probability of a committed token after all processing, and of the best
     alternatives."""
 
     token_id: int
@@ -24,21 +24,21 @@ class TokenLogprob(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """How a round of async mode came by its draft, or why it has none."""
+    """Origin of an async round's draft, or the reason why it has none."""
 
     readiness: Readiness
     cause: str | None = None
-    """Why the round has no draft; None if it has one, or wanted none."""
+    """Reason why the round has no draft; None if it has one, or wanted none."""
     passes: tuple[Span, ...] = ()
     """Drafter passes reported since the previous round, in seconds of `time.perf_counter`."""
     notes: tuple[str, ...] = ()
-    """What happened to the draft worker since then, in words."""
+    """Messages about the draft worker since the previous round."""
     fitted: bool | None = None
-    """Whether the draft is a prepared successor, in time or late; None if unknown."""
+    """True if the draft is a prepared successor, in time or late; None if unknown."""
 
 
 class RoundTimes(NamedTuple):
-    """When a round's parts ran, in seconds; see `Round`."""
+    """Times of a round's parts, in seconds; see `Round`."""
 
     started: float
     t_draft: float
@@ -53,8 +53,7 @@ class Round(NamedTuple):
     num_accepted: int
     num_committed: int
     t_draft: float
-    """From the start of the round until the draft is there. In async mode: drafting that nothing
-    hides."""
+    """Start of the round until the draft is ready. In async mode: exposed draft time."""
     t_verify: float
     started: float = 0.0
     """Start of the round, in seconds of `time.perf_counter`."""
@@ -64,26 +63,25 @@ class Round(NamedTuple):
     """Start and end of the verification by the device's own clock (CUDA), in seconds of
     `time.perf_counter`."""
     looked_up: bool = False
-    """Whether the draft was copied from the text by prompt lookup."""
+    """True if prompt lookup copied the draft."""
     num_slots: int | None = 0
-    """Fused mode: slots of the pass, beside its anchor and its drafted tokens; None if a file does
-    not say."""
+    """Fused mode: slots of the pass, beside its anchor and drafted tokens; None if a file does not
+    say."""
     request_id: int = 0
     number: int = 1
-    """Counts a request's rounds from 1; 0 is the prefill's first token, which belongs to no
-    round."""
+    """Number of the round within its request, from 1; 0 for the prefill's first token."""
     token_ids: tuple[int, ...] = ()
-    """What it committed: accepted tokens, then the bonus token unless a stop cut the round."""
+    """Committed tokens: the accepted ones, then the bonus token unless a stop cut the round."""
     text: str = ""
-    """What may be shown now; the texts of a request's rounds, joined, are its answer."""
+    """Text that may be shown now; the texts of all rounds, joined, are the answer."""
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     fault: str | None = None
-    """Why this request is not drafted for any more from this round on, if so."""
+    """Reason why drafting for this request ends with this round; None if it goes on."""
 
     @property
     def num_nodes(self) -> int:
-        """Drafted tokens that were verified; a draft tree has more of them than its depth."""
+        """Number of drafted tokens verified; in a draft tree it exceeds the depth."""
         return self.draft_length
 
     @property
@@ -96,15 +94,15 @@ class Round(NamedTuple):
 
     @property
     def verification(self) -> Span:
-        """When the target's pass ran."""
+        """Start and end of the target's pass."""
         if self.device_span is not None:
             return self.device_span
         start = self.started + self.t_draft
         return start, start + self.t_verify
 
     def to_json(self) -> dict[str, Any]:
-        """What files keep of it: counts and times, and what is not its default. `from_json` reads
-        it back."""
+        """JSON object: counts, times, and fields that differ from their defaults. Inverse of
+        `from_json`."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS + _TIMES}
         if self.preparation is not None:
             fields |= {"readiness": self.readiness}
@@ -118,8 +116,7 @@ class Round(NamedTuple):
 
     @staticmethod
     def from_json(value: Any) -> Round:
-        """Reads `to_json`, and the arrays of benchmark rows of format 1. Raises ValueError for
-        anything else."""
+        """Read `to_json`'s output, or a row array of benchmark format 1. Raises ValueError."""
         if isinstance(value, Round):
             return value
         if isinstance(value, list | tuple):

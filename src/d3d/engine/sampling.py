@@ -41,23 +41,23 @@ if TYPE_CHECKING:
     from d3d.engine.request import Request
 
 _NUCLEUS_WIDTH = 1024
-"""Best tokens among which the top-p set is looked for before all are sorted."""
+"""Number of best tokens searched for the top-p set before sorting all."""
 
 _ROW_BY_ROW = frozenset({"cpu"})
-"""Devices on which rows are taken one by one, up to the first mismatch; on others launches cost
-more than rows."""
+"""Device types that process rows one by one, up to the first mismatch; on others a launch costs
+more than a row."""
 
 
 class Choices(NamedTuple):
-    """The target's own tokens, row by row, and how likely they were."""
+    """The target's own tokens, row by row, with log-probabilities."""
 
     token_ids: list[int]
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One entry per token where `params.logprobs` asks for them, else empty."""
+    """One entry per token if `params.logprobs` is set, else empty."""
 
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest where a parameter names a token id outside of [0, vocab_size)."""
+    """Raise InvalidRequest if a parameter names a token id outside [0, vocab_size)."""
     for name, token_ids in (
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
@@ -71,8 +71,7 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
 
 
 class TokenCounts:
-    """How often each token id occurs in the prompt and in the answer; int32 tensors of shape
-    [vocab_size]."""
+    """Occurrences of each token id in the prompt and in the answer; int32 tensors [vocab_size]."""
 
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int, device: torch.device) -> None:
         ids = torch.tensor(list(prompt_ids), dtype=torch.long, device=device)
@@ -85,12 +84,12 @@ class TokenCounts:
 
 
 class LogitRows:
-    """Logits of one request's rows in a target pass, converted only as far as the sampler asks."""
+    """Logits of one request's rows in a target pass, converted only when needed."""
 
     __slots__ = ("raw",)
 
     def __init__(self, raw: Tensor) -> None:
-        """raw: the logits as the pass left them, [rows, vocab_size], of any float dtype."""
+        """raw: logits as the pass returned them, [rows, vocab_size], any float dtype."""
         self.raw = raw
 
     def __len__(self) -> int:
@@ -101,7 +100,7 @@ class LogitRows:
         return self.raw.device
 
     def argmax(self) -> list[int]:
-        """The best token of each row; the lowest id among equals."""
+        """Best token of each row; the lowest id among equals."""
         best: list[int] = self.raw.argmax(dim=-1).tolist()
         return best
 
@@ -124,7 +123,7 @@ class Verdict(NamedTuple):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens that this round commits."""
+        """Tokens that this round commits."""
         return self.accepted if self.bonus_token is None else (*self.accepted, self.bonus_token)
 
 
@@ -150,7 +149,7 @@ def sample_match(rows: LogitRows, draft_tokens: Sequence[int], request: Request)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many token ids both begin with."""
+    """Length of the common prefix."""
     length = 0
     for a, b in zip(first, second, strict=False):
         if a != b:
@@ -160,8 +159,8 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def choose(rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Choices:
-    """The target's own choice at every row up to the first that differs from the draft (there may
-    be more of them).
+    """The target's own choice at every row, up to and including the first that differs from the
+    draft; later rows may follow.
 
     `request` is not changed; if its parameters use counts it must carry `counts` of this vocabulary
     on this device. Raises ValueError for a wrong number of rows, or missing counts."""
@@ -213,14 +212,14 @@ def _choose_rows(scores: Tensor, first_row: int, request: Request) -> Choices:
 
 
 def choice_gap(logits: Tensor, request: Request, other: int | None = None) -> float:
-    """How near the choice that follows `request` is to falling on the token `other` (None: on any
-    other); tells rounding from a mistake.
+    """Distance of the target's choice after `request` from `other` (None: from any other token);
+    tells rounding errors from mistakes.
 
-    `logits`: float32 [vocab_size] or [1, vocab_size]. Greedy: the best processed logit minus the
-    other's, relative to max(1, |best|). Sampling: the distance of the uniform number to the other's
-    interval in the cumulative distribution, to the nearer end of the chosen token's for None (a
-    top-k, top-p or min-p border that rounding moves is not considered). 0 where `other` is the
-    choice, infinite where it is impossible."""
+    logits: float32 [vocab_size] or [1, vocab_size]. Greedy: best processed logit minus the other's,
+    relative to max(1, |best|). Sampling: distance of the uniform number to the other's interval in
+    the cumulative distribution (None: to the nearer end of the chosen token's interval); shifts of
+    a top-k, top-p or min-p cutoff by rounding are ignored. 0 if `other` is the choice, infinite if
+    it is impossible."""
     params = request.params
     scores = processed_logits(logits.reshape(1, -1), 0, (), request)
     if params.greedy:
@@ -251,8 +250,8 @@ def processed_logits(
     draft_tokens: Sequence[int],
     request: Request,
 ) -> Tensor:
-    """Steps 1 to 4 for the rows of a block from `first_row` on: float32 [rows, vocab_size];
-    `logits` itself where no step applies."""
+    """Apply steps 1 to 4 to the rows of a block from `first_row` on: float32 [rows, vocab_size];
+    returns `logits` itself if no step applies."""
     params = request.params
     scores = logits
     if params.uses_counts:
@@ -299,8 +298,8 @@ def _penalise(
 
 
 def _keep_likely(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Steps 5 to 8: logits of the distribution that is sampled from, float32 [rows, vocab_size],
-    -inf where impossible."""
+    """Apply steps 5 to 8: logits of the distribution to sample from, float32 [rows, vocab_size],
+    -inf for impossible tokens."""
     # The best becomes 0 first: the quotient can't overflow upwards then, however low the
     # temperature.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / params.temperature
@@ -331,7 +330,7 @@ def _at_least(scores: Tensor, measure: Tensor, floor: Tensor) -> Tensor:
 
 
 def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
-    """The token id of each row whose interval, in id order, holds that row's `noise` (in [0, 1]).
+    """Token id of each row whose interval, in id order, contains that row's `noise` (in [0, 1]).
 
     `probabilities`: float32 [rows, vocab_size]; rows need not sum to one exactly. An id of
     probability 0 is never returned."""
@@ -355,8 +354,8 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
 
 
 def _logprobs(scores: Tensor, token_ids: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-    """The chosen token is always in a list that was asked for, so a list may hold one entry
-    more."""
+    """Log-probabilities of the chosen and the best tokens. A list of alternatives always includes
+    the chosen one, so it may have one entry more."""
     logprobs = scores.log_softmax(dim=-1)
     chosen = logprobs.gather(-1, torch.tensor(token_ids, device=scores.device)[:, None])[
         :, 0

@@ -1,9 +1,9 @@
-"""Text of an answer, and where it ends.
+"""Detokenization and stops.
 
 Text only grows and never shows half a character. A token's text can depend on its neighbours (bytes
 of one character, the space that SentencePiece drops at the start), so tokens are decoded together
-with a few before them, and only what is new is handed out. Stops are scanned token by token, so an
-answer ends exactly where plain decoding would end it."""
+with a few before them, and only new text is returned. Stops are checked token by token, so an
+answer ends exactly as in plain decoding."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD = 4
-"""Tokens after which bytes that have not become a character never will: UTF-8 takes at most
-four."""
+"""Tokens after which incomplete bytes can no longer form a character: UTF-8 takes at most four."""
 _KEPT, _FULL, _OVERFULL = 8, 16, 32
-"""Every _FULL tokens the window is shortened to _KEPT or a few more if that leaves a clean cut,
-from _OVERFULL on in any case."""
+"""Every _FULL tokens the window is shortened to _KEPT or slightly more if the cut is clean; from
+_OVERFULL on, in any case."""
 
 
 class Detokenizer:
     """Incremental `tokenizer.decode(ids, skip_special_tokens=True,
     clean_up_tokenization_spaces=False)`.
 
-    The pieces, joined, are the decoded whole. One exception: tokenizers with byte-fallback tokens
-    (Llama 2) decode a run of them to replacement characters only as soon as one byte in it is
-    wrong; characters of it that are out already remain."""
+    The pieces, joined, are the decoded whole, with one exception: tokenizers with byte-fallback
+    tokens (Llama 2) turn a whole run of bytes into replacement characters once one byte is wrong;
+    characters already returned stay."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +44,7 @@ class Detokenizer:
         self._settled_length = 0
 
     def push(self, token_id: int) -> str:
-        """Text that this token settles, perhaps none."""
+        """Text completed by this token, possibly empty."""
         if token_id in self._skipped:
             return ""
         self._window.append(token_id)
@@ -68,7 +67,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What was held back, half characters as U+FFFD."""
+        """Text held back so far, half characters as U+FFFD."""
         piece = self._text[self._num_shown :]
         self._num_shown = len(self._text)
         return piece
@@ -81,8 +80,8 @@ class Detokenizer:
         )
 
     def _shorten(self) -> None:
-        """Drop the front of the window. What has not been shown is counted from the end, so a front
-        that decodes otherwise is harmless: UTF-8 finds its step again within three bytes."""
+        """Drop the front of the window. Unshown text is counted from the end, so a front that
+        decodes differently is harmless: UTF-8 resynchronises within three bytes."""
         waiting = self._text[self._num_shown :]
         overfull = len(self._window) >= _OVERFULL
         for start in range(len(self._window) - _KEPT, 0, -1):
@@ -96,11 +95,10 @@ class Detokenizer:
 
 
 class StopStringFilter:
-    """Passes text on, but holds back what may be the beginning of a stop string, and ends before
-    the first one.
+    """Passes text on up to the first stop string, holding back possible beginnings of one.
 
-    The first is the one that is complete first, so that the way text is cut into pieces changes
-    nothing."""
+    The stop string that is complete first counts, so the result does not depend on how the text is
+    cut into pieces."""
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self._stop = stop
@@ -108,8 +106,8 @@ class StopStringFilter:
         self.stopped = False
 
     def push(self, piece: str, *, honour: bool = True) -> str:
-        """Text that may be shown. Where not `honour`, a stop string that is completed by this piece
-        is text like any other."""
+        """Text that may be shown. With `honour` False, a stop string completed by this piece is
+        ordinary text."""
         text = self._held + piece
         if honour and (end := self._first_stop(text)) is not None:
             self.stopped, self._held = True, ""
@@ -120,22 +118,22 @@ class StopStringFilter:
         return text[:cut]
 
     def finish(self) -> str:
-        """What was held back."""
+        """Text held back so far."""
         held, self._held = self._held, ""
         return held
 
     def _first_stop(self, text: str) -> int | None:
-        """Where the stop string starts that ends first, behind what an earlier push has seen."""
-        found = []
+        """Start of the stop string that ends first; text before the last push has been checked."""
+        ends = []
         for stop in self._stop:
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
             if start >= 0:
-                found.append((start + len(stop), start))
-        return min(found)[1] if found else None
+                ends.append((start + len(stop), start))
+        return min(ends)[1] if ends else None
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that ends `text`."""
+    """Length of the longest proper prefix of `stop` that ends `text`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -143,24 +141,23 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Scan(NamedTuple):
-    """What a verdict has come to."""
+    """Verdict after stops, with its text."""
 
     verdict: Verdict
-    """Cut behind the token that ended the answer; `bonus_token` is None where that was an accepted
-    one."""
+    """Verdict cut after the token that ended the answer; `bonus_token` is None if that token was an
+    accepted one."""
     finish_reason: FinishReason | None
     text: str
-    """What may be shown now; all texts of a request, joined, are its answer."""
+    """Text that may be shown now; the texts of all rounds, joined, are the answer."""
 
 
 class StopScanner:
-    """Cuts the verdicts of one request and turns them into text.
+    """Cuts one request's verdicts at stops and turns them into text.
 
     An answer ends with an EOS (unless `ignore_eos`), a token of `stop_token_ids`, the token that
-    completes a stop string (heeded only once the answer has `min_tokens` tokens), `max_tokens`, or
-    when prompt and answer fill `max_length`; if two fall on one token, "stop" wins over "length".
-    The ids hold the last token; the text does not hold an EOS, a stop token, a stop string, or what
-    follows it."""
+    completes a stop string (once the answer has `min_tokens` tokens), `max_tokens`, or a full
+    context (`max_length`); if two coincide, "stop" wins over "length". The ids include the last
+    token; the text excludes an EOS, a stop token, a stop string and anything after it."""
 
     def __init__(
         self,
@@ -171,8 +168,8 @@ class StopScanner:
         eos_token_ids: frozenset[int],
         tokenizer: PreTrainedTokenizerFast | None = None,
     ) -> None:
-        """Without a tokenizer there is no text. Raises InvalidRequest for a prompt that leaves no
-        room, and for stop strings that would need a tokenizer."""
+        """Without a tokenizer there is no text. Raises InvalidRequest if the prompt leaves no room,
+        or stop strings have no tokenizer."""
         if max_length is not None and prompt_length >= max_length:
             raise InvalidRequest(
                 f"prompt: {prompt_length} tokens leave no room for an answer in a context of "
@@ -183,7 +180,7 @@ class StopScanner:
         self.limit = params.max_tokens
         if max_length is not None:
             self.limit = min(self.limit, max_length - prompt_length)
-        """Most tokens that the answer can have."""
+        """Maximum answer length in tokens."""
         self._min_tokens = params.min_tokens
         self._end_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else eos_token_ids
@@ -194,11 +191,11 @@ class StopScanner:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be committed; drafting more than this minus one is wasted."""
+        """Tokens that may still be committed; drafts beyond this minus one are wasted."""
         return self.limit - self._num_tokens
 
     def scan(self, verdict: Verdict) -> Scan:
-        """Take the next verdict. Not to be called once the answer has ended."""
+        """Process the next verdict. Must not be called after the answer has ended."""
         texts: list[str] = []
         for index, token_id in enumerate(verdict.token_ids):
             reason = self._take(token_id, texts)

@@ -1,5 +1,4 @@
-"""What target and drafter did when, as a Chrome trace (opens in Perfetto): written and read
-back."""
+"""Chrome traces of target and drafter (for Perfetto): writing and reading."""
 
 from __future__ import annotations
 
@@ -16,40 +15,41 @@ from d3d.errors import InvalidRequest
 
 
 def chrome_trace(rounds: Sequence[Round], about: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Events for Perfetto or chrome://tracing: what target and drafter did, from the first round
-    on. about: facts of the run, for whoever reads the file."""
+    """Trace of a request's rounds for Perfetto or chrome://tracing, starting at the first round.
+    about: facts of the run to store in the file."""
     passes = drafter_passes(rounds)
     origin = min(
-        [*(stats.started for stats in rounds), *(start for start, _ in passes)], default=0.0
+        [*(round_.started for round_ in rounds), *(start for start, _ in passes)], default=0.0
     )
     events: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": name}}
         for tid, name in ((1, "target"), (2, "drafter"))
     ]
-    for number, stats in enumerate(rounds):
+    for number, round_ in enumerate(rounds):
         args: dict[str, Any] = {"round": number}
         args |= {
-            name: getattr(stats, name) for name in ("draft_length", "num_accepted", "num_committed")
+            name: getattr(round_, name)
+            for name in ("draft_length", "num_accepted", "num_committed")
         }
-        if stats.looked_up:
+        if round_.looked_up:
             args["looked_up"] = True
-        if stats.num_slots:
-            args["num_slots"] = stats.num_slots
-        if stats.preparation is not None:
-            args |= {"readiness": stats.preparation.readiness, "cause": stats.preparation.cause}
-            if stats.preparation.fitted is not None:
-                args["fitted"] = stats.preparation.fitted
+        if round_.num_slots:
+            args["num_slots"] = round_.num_slots
+        if round_.preparation is not None:
+            args |= {"readiness": round_.preparation.readiness, "cause": round_.preparation.cause}
+            if round_.preparation.fitted is not None:
+                args["fitted"] = round_.preparation.fitted
         waiting = "switch" if args.get("readiness") == "hit" else "draft"
         events.append(
-            _event(waiting, 1, (stats.started, stats.started + stats.t_draft), origin, args)
+            _event(waiting, 1, (round_.started, round_.started + round_.t_draft), origin, args)
         )
-        events.append(_event("verify", 1, stats.verification, origin, args))
+        events.append(_event("verify", 1, round_.verification, origin, args))
     events += [_event("prepare", 2, span, origin, {}) for span in passes]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about or {}}
 
 
 def _event(name: str, tid: int, span: Span, origin: float, about: dict[str, Any]) -> dict[str, Any]:
-    """A complete event; its times are in microseconds."""
+    """Complete event; times in microseconds."""
     start, end = span
     return {
         "name": name,
@@ -67,9 +67,9 @@ NAMES = (*WAITING, "verify", "prepare")
 
 
 def read_trace(path: Path) -> list[Round]:
-    """The rounds in their order. A drafter's passes all stand in the first round that has a
-    preparation: a trace does not say in which round they were heard of. Raises InvalidRequest for a
-    file that is missing, damaged, or no trace of d3d."""
+    """Read the rounds of a trace, in order. All drafter passes go to the first round with a
+    preparation, since a trace does not say which round received them. Raises InvalidRequest if the
+    file is missing, damaged, or not written by d3d."""
     try:
         trace = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -83,7 +83,7 @@ def read_trace(path: Path) -> list[Round]:
 
 
 class _TraceReader:
-    """Knows which file it is that something is wrong with."""
+    """Reads a trace and names its file in errors."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,7 +113,7 @@ class _TraceReader:
         rounds = [self._round(waits[number], checks[number]) for number in range(len(checks))]
         passes = tuple(sorted(self._span(event) for event in by_name["prepare"]))
         prepared = next(
-            (number for number, stats in enumerate(rounds) if stats.preparation is not None), None
+            (number for number, round_ in enumerate(rounds) if round_.preparation is not None), None
         )
         if passes and prepared is None:
             self._refuse("it has passes of a drafter, and no round that wanted one")
@@ -137,13 +137,13 @@ class _TraceReader:
                 self._refuse(f"an event `{event['name']}` has no `{field}` in microseconds")
 
     def _by_round(self, events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
+        by_number: dict[int, dict[str, Any]] = {}
         for event in events:
             number = self._count(event, "round")
-            if number in found:
+            if number in by_number:
                 self._refuse(f"round {number} is there twice")
-            found[number] = event
-        return found
+            by_number[number] = event
+        return by_number
 
     def _round(self, wait: dict[str, Any], check: dict[str, Any]) -> Round:
         started, waited = self._span(wait)
@@ -152,8 +152,8 @@ class _TraceReader:
             if readiness not in get_args(Readiness):
                 self._refuse(f"no round is {str(readiness)[:40]!r}")
             cause = check["args"].get("cause")
-            told = check["args"].get("fitted")
-            fitted = told if isinstance(told, bool) else None
+            value = check["args"].get("fitted")
+            fitted = value if isinstance(value, bool) else None
             preparation = Preparation(
                 cast("Readiness", readiness), None if cause is None else str(cause), fitted=fitted
             )

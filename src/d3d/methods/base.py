@@ -1,7 +1,7 @@
-"""What every method's config has in common, and what methods are built from.
+"""Base class of method configs, and the parts that methods are built from.
 
 A method is one folder: a config class (fields, ranges, help), a drafter, and `build`. Flags, preset
-files, dry runs, the space of `d3d tune` and error messages follow from the config class.
+files, dry runs, the search space of `d3d tune` and error messages follow from the config class.
 
 Config modules import torch inside functions only, so that `--help` is quick."""
 
@@ -45,18 +45,18 @@ Lookup = Annotated[
 
 
 class Facts(NamedTuple):
-    """What decides which options a method can serve, known without weights."""
+    """Facts that decide which options a method supports; known without weights."""
 
     device: torch.device
     is_native: bool
-    """Whether d3d's own decoder runs the target."""
+    """True if d3d's own decoder runs the target."""
     drafter: DrafterConfig | None = None
     clean_rows_are_targets: bool = False
-    """Whether the drafter is the target with deltas at slots only."""
+    """True if the drafter is the target with deltas at slots only."""
     preset_rows: int | None = None
-    """Rows of a fused pass that the preset names."""
+    """Rows of a fused pass, from the preset."""
     is_stored: bool = False
-    """Whether the drafter came from a checkpoint, which a process can load again."""
+    """True if the drafter came from a checkpoint, which another process can load."""
 
     def need_drafter(self, method: str) -> DrafterConfig:
         if self.drafter is None:
@@ -83,22 +83,22 @@ class Built(NamedTuple):
 
 @dataclass
 class Parts:
-    """What methods are built from: a loaded target, perhaps a drafter, and what they share."""
+    """Parts from which methods are built: a loaded target, perhaps a drafter, and shared state."""
 
     model: TargetModel
     target: Target
     drafter: DrafterModel | None = None
     drafter_path: Path | None = None
-    """The checkpoint that the drafter came from."""
+    """Checkpoint of the drafter."""
     preset_rows: int | None = None
     draft_model: OpenModel | None = None
-    """A causal model that drafts, for method draft_model."""
+    """Causal model for method draft_model."""
     workers: dict[str, Running] = field(default_factory=dict)
-    """Async mode's, by placement."""
+    """Async mode's workers, by placement."""
 
     @cached_property
     def drafter_fingerprint(self) -> str:
-        """Identity of the drafter's weights, configuration and draft vocabulary, hex."""
+        """Hex digest of the drafter's weights, configuration and draft vocabulary."""
         from d3d.hub.fingerprint import weights_fingerprint
 
         assert self.drafter is not None
@@ -127,7 +127,7 @@ class Parts:
 
 
 class MethodConfig(BaseModel):
-    """Options of a method. None has the method's own default."""
+    """Options of a method; None stands for the method's default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -137,26 +137,26 @@ class MethodConfig(BaseModel):
 
     @abstractmethod
     def resolve(self, facts: Facts) -> Self:
-        """With defaults filled in, as far as they are known without weights. Raises InvalidRequest
-        for options that this drafter or this machine can't serve."""
+        """Fill in defaults, as far as known without weights. Raises InvalidRequest for options that
+        this drafter or machine does not support."""
 
     @abstractmethod
     def build(self, parts: Parts) -> Built:
-        """Make the method ready. Raises InvalidRequest as `resolve`."""
+        """Build the method. Raises InvalidRequest as `resolve`."""
 
     def describe(self, facts: Facts) -> dict[str, Any]:
-        """What a dry run says of it."""
+        """Entry of the method in a dry run."""
         chosen = self.resolve(facts).model_dump(exclude={"method"}, exclude_none=True)
         return {name: value for name, value in chosen.items() if value != 0 or name == "rows"}
 
     @property
     def max_draft_length(self) -> int:
-        """Most tokens of a draft, once resolved."""
+        """Maximum draft length; known once resolved."""
         return int(getattr(self, "draft_length", None) or 0)
 
 
 def checked_draft_length(wanted: int | None, longest: int, default: int) -> int:
-    """Raises InvalidRequest for more than the drafter can draft."""
+    """Check a draft length. Raises InvalidRequest if the drafter can't draft that many tokens."""
     if wanted is not None and wanted > longest:
         raise InvalidRequest(
             f"draft_length: {wanted} is not within 1 and the most that the drafter can draft, "

@@ -1,5 +1,5 @@
-"""What this machine's passes cost: measured once per machine, model, dtype and thread count, and
-kept in the cache with what they were measured on (`d3d doctor` shows them)."""
+"""Costs of passes on this machine: measured once per machine, model, dtype and thread count, and
+cached with their conditions (`d3d doctor` shows them)."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class MachineCosts:
         }
 
     def get(self, name: str) -> Any:
-        """A cost, None if it is not known."""
+        """Look up a cost; None if unknown."""
         return self._known.get(name)
 
     def measured(self, name: str, measure: Callable[[], Any]) -> Any:
-        """A cost, measured now if it is not known."""
+        """Look up a cost, measuring it if unknown."""
         if name not in self._known:
             self._known[name] = measure()
             entry = {name: self._known[name], "date": date.today().isoformat()}
-            with suppress(OSError):  # a cache that can't be written is measured again
+            with suppress(OSError):  # if the cache can't be written, measure again next time
                 self._journal.path.parent.mkdir(parents=True, exist_ok=True)
                 self._journal.append(json.dumps(entry | {"measured_on": self._key}))
         return self._known[name]
 
 
 def machine_costs(parts: Parts) -> MachineCosts:
-    """Those of a target and its drafter."""
+    """Costs of a target and its drafter on this machine."""
     model = parts.model
     key = {
         "processor": processor(),
@@ -69,7 +69,7 @@ def costs_journal() -> Journal:
 
 
 def read_costs(journal: Journal) -> list[dict[str, Any]]:
-    """All entries; damaged lines are passed over."""
+    """Read all entries, skipping damaged lines."""
     entries = []
     for _, line in journal.lines():
         with suppress(ValueError):

@@ -1,7 +1,7 @@
-"""What the next drafted token will bring, from a prior and from what rounds have shown.
+"""Estimates of acceptance from a prior and observed rounds.
 
-One estimator serves the pause, the rows of a fused pass, copied tokens and the doubt about clean
-rows: a ratio of sums, in which the prior counts for some observations."""
+One estimator serves pauses, the rows of a fused pass, copied tokens and the calibration of clean
+rows: a ratio of sums, to which the prior contributes some observations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Estimate:
 
     prior: float
     weight: float
-    """What the prior counts for, in units of `possible`."""
+    """Weight of the prior, in units of `possible`."""
     decay: float = 0.0
-    """Share of what is known that each observation takes away; 0 forgets nothing."""
+    """Share of past observations dropped with each new one; 0 forgets nothing."""
     value: float = field(init=False)
     _possible: float = field(init=False)
 
@@ -30,10 +30,10 @@ class Estimate:
 
 
 class Survival:
-    """How often the first 1, 2, ... tokens of a request's drafts are kept."""
+    """Probabilities that at least the first 1, 2, ... tokens of a request's drafts are kept."""
 
     def __init__(self, draft_length: int, prior: float, weight: float) -> None:
-        """prior: acceptance probability of a token, given that those before it are kept."""
+        """prior: acceptance probability of a token given that those before it are kept."""
         self._depths = [Estimate(prior ** (depth + 1), weight) for depth in range(draft_length)]
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
@@ -42,5 +42,5 @@ class Survival:
 
     @property
     def shares(self) -> list[float]:
-        """[draft_length], falling."""
+        """Survival probabilities, [draft_length], descending."""
         return list(accumulate((depth.value for depth in self._depths), min))

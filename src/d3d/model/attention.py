@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FUSED_ROWS = 32
-"""Up to this many rows of one sequence the fused kernel beats tiles."""
+"""Maximum rows of one sequence for which the fused kernel beats tiles."""
 
 TILE = 1 << 20
-"""Scores (batch x heads x rows x keys) that exist at one time on a CPU: more would leave the caches
-and pay for fresh pages."""
+"""Maximum scores (batch x heads x rows x keys) in memory at one time on a CPU: more would overflow
+its caches and touch fresh pages."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -32,13 +32,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
 
 
 def are_few(batch: int, rows: int) -> bool:
-    """Whether a pass without gradients goes through the fused kernel on a CPU."""
+    """True if a pass without gradients uses the fused kernel on a CPU."""
     return batch == 1 and rows <= FUSED_ROWS
 
 
 def grouped_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
-    """A mask as the fused kernel adds it, for all layers of a pass whose rows `are_few`: [batch or
-    1, 1, group * rows, keys], 0 where visible; `group`: query heads that share a key head."""
+    """Mask as the fused kernel adds it, for all layers of a pass whose rows `are_few`: [batch or 1,
+    1, group * rows, keys], 0 if visible. group: query heads that share a key head."""
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
         ~mask, float("-inf")
     )
@@ -46,8 +46,8 @@ def grouped_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
 
 def _grouped_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """The fused kernel with a group's query heads as further rows: for one sequence and few rows
-    the quickest on a CPU."""
+    """Attend with the fused kernel, a group's query heads as further rows: fastest on a CPU for one
+    sequence and few rows."""
     batch, heads, rows, head_dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
@@ -60,7 +60,7 @@ def _grouped_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 
 def _tiled(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Two grouped matmuls on a tile of queries at a time: on a CPU several times faster than the
+    """Attend with two grouped matmuls per tile of queries: on a CPU several times faster than the
     fused kernel (masked bf16 above all)."""
     batch, heads, rows, _ = query.shape
     scores_a_row = heads * key.shape[2]

@@ -1,5 +1,5 @@
-"""How a drafter chooses the tokens of a draft: the best of each row, or among candidates that are
-rescored given the tokens drafted before."""
+"""Choice of drafted tokens: the best of each row, or among candidates rescored given the tokens
+drafted before."""
 
 from __future__ import annotations
 

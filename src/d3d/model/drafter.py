@@ -1,7 +1,8 @@
-"""A drafter: a decoder that fills a block of masked slots after a clean prefix in one pass.
+"""The drafter network: a decoder that fills a block of masked slots after a clean prefix in one
+pass.
 
 It reads token ids only. This file defines how slots are embedded, which rows predict which drafted
-token, and which weights act on which rows; it knows nothing of requests, rounds or files."""
+token, and which weights act on which rows. Requests, rounds and files are handled elsewhere."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ class DrafterConfig(BaseModel):
     drafting pass is slots only. Else the anchor is a clean row of the pass. Alignment `next`
     only."""
     slot_layers: tuple[int, ...] | None = Field(None, min_length=1)
-    """Kept layers that slots go through, by their number in the base; None: all. Clean rows go
-    through all of them, so this is for drafters whose clean rows are the base model's."""
+    """Kept layers that process slots, by their number in the base; None: all. Clean rows use all
+    kept layers, so this suits drafters whose clean rows are the base model's."""
     draft_vocabulary: int | None = Field(None, ge=1)
     """Number of tokens that can be drafted, and so of logits computed for a slot (FR-Spec, arXiv
     2502.14856); None: all. Fused mode always has all of them, since it shares the target's
@@ -354,15 +355,15 @@ class DrafterModel(nn.Module):
         best = best if token_ids is None else token_ids[best]
         banned = values.isneginf() if bool(values[..., -1].isneginf().any()) else None
         projected, rows = head.project_states(states), F.embedding(best, self._head_rows())
-        own = (
+        from_clean = (
             best_of(logits[:, :own_rows], token_ids, logprobs=False).token_ids if own_rows else None
         )
         all_scores = []
         context = head.embed_context(self.transformer.embed(last_ids))
         for row in range(logits.shape[1]):
             slot = row - own_rows
-            if own is not None and row < own_rows:
-                chosen = own[:, row : row + 1]
+            if from_clean is not None and row < own_rows:
+                chosen = from_clean[:, row : row + 1]
             else:
                 state = head.forward(states[:, row], projected[:, row], context).float()
                 scores = torch.matmul(rows[:, slot].float(), state[..., None])[..., 0]

@@ -1,4 +1,4 @@
-"""Make an untrained drafter of some layers of a causal language model, with deltas or with full
+"""Build an untrained drafter from some layers of a causal language model, with deltas or with full
 weights."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keys and values of the tokens seen so far.
+"""Key-value cache.
 
-A pass appends its rows' keys and values; whoever owns the cache crops what must not stay (rejected
+A pass appends its rows' keys and values; the owner of the cache crops what must not stay (rejected
 tokens, slots)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from d3d.model.attention import attend
 
 
 class KeyValueStore(Protocol):
-    """Where a pass's keys and values go, and what its queries attend to."""
+    """Storage of a pass's keys and values, and attention over them."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
@@ -27,11 +27,11 @@ class KeyValueStore(Protocol):
 
 
 class KVCache:
-    """Room for the keys and values of several sequences, by their ids.
+    """Keys and values of several sequences, by id.
 
-    It grows as sequences come and as they get longer, and is given back with the last of them. A
-    pass works on a `Window` of it. Which place of the batch a sequence has is the cache's own
-    business: when one ends, the last one takes its place."""
+    It grows with the number and length of sequences, and is freed with the last of them. A pass
+    works on a `Window` of it. The cache assigns batch places itself: when a sequence ends, the last
+    one takes its place."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class KVCache:
         self._shape = num_layers, kv_heads, head_dim
         self._dtype, self._device = dtype, device
         self.ids: list[int] = []
-        """Of the sequences, in the order of their places."""
+        """Sequence ids, in the order of their places."""
         self.lengths: list[int] = []
-        """Tokens of each that are kept, in the same order."""
+        """Tokens kept of each sequence, in the same order."""
         self.keys = self.values = self._empty(0, 0)
         """[layers, places, kv_heads, capacity, head_dim]."""
 
@@ -58,15 +58,15 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens that each sequence has room for at present."""
+        """Tokens for which each sequence has room at present."""
         return self.keys.shape[3]
 
     def length(self, sequence_id: int) -> int:
         return self.lengths[self.ids.index(sequence_id)]
 
     def open(self, sequence_id: int, capacity: int = 0) -> None:
-        """Begin an empty sequence. capacity: tokens that it is expected to come to; it may grow
-        beyond. Raises ValueError if it is there already."""
+        """Begin an empty sequence. capacity: its expected length in tokens; it may grow beyond.
+        Raises ValueError for an id in use."""
         if sequence_id in self.ids:
             raise ValueError(f"sequence {sequence_id} is in the cache already")
         place, places = len(self.ids), self.keys.shape[1]
@@ -79,7 +79,7 @@ class KVCache:
         self.lengths.append(0)
 
     def end(self, sequence_id: int) -> None:
-        """Forget a sequence; nothing happens if it is not there."""
+        """Forget a sequence; unknown ids are ignored."""
         if sequence_id not in self.ids:
             return
         place, last = self.ids.index(sequence_id), len(self.ids) - 1
@@ -95,8 +95,8 @@ class KVCache:
             self.keys = self.values = self._empty(0, 0)
 
     def window(self, ids: Sequence[int]) -> Window:
-        """The places that hold these sequences, for one pass. Sequences between them are in it,
-        too, so look at its `ids`. Raises KeyError for an unknown id."""
+        """Window over these sequences for one pass. It includes sequences that lie between them, so
+        check its `ids`. Raises KeyError for an unknown id."""
         try:
             places = [self.ids.index(sequence_id) for sequence_id in ids]
         except ValueError:
@@ -104,23 +104,23 @@ class KVCache:
         return Window(self, min(places), max(places) + 1)
 
     def crop(self, sequence_id: int, length: int) -> None:
-        """Forget a sequence's tokens from `length` on, if it has more."""
+        """Forget a sequence's tokens from `length` on; a longer length changes nothing."""
         place = self.ids.index(sequence_id)
         self.lengths[place] = min(self.lengths[place], length)
 
     def clear_behind(self, sequence_id: int) -> None:
-        """Erase what rejected tokens and slots have left behind a sequence's tokens."""
+        """Erase what rejected tokens and slots left after a sequence's tokens."""
         place = self.ids.index(sequence_id)
         self._clear(place, self.lengths[place])
 
     def reserve(self, capacity: int) -> None:
-        """Make room for so many tokens of each sequence."""
+        """Make room for this many tokens of each sequence."""
         if capacity > self.capacity:
             self._grow(self.keys.shape[1], max(capacity, self.capacity * 3 // 2))
 
     def _grow(self, places: int, capacity: int) -> None:
         keys, values = self._empty(places, capacity), self._empty(places, capacity)
-        # what stands behind the kept tokens, too: a pass may be under way
+        # including rows after the kept tokens: a pass may be under way
         before, held = self.capacity, len(self.ids)
         keys[:, :held, :, :before] = self.keys[:, :held]
         values[:, :held, :, :before] = self.values[:, :held]
@@ -142,8 +142,8 @@ class KVCache:
 class Window:
     """Neighbouring sequences of a `KVCache`, as one pass reads and writes them.
 
-    Row i of sequence b lands at index `lengths[b] + i`. The keys reach to the longest sequence's
-    last row; a mask hides what is not there for the others."""
+    Row i of sequence b is stored at index `lengths[b] + i`. The keys reach to the longest
+    sequence's last row; a mask hides those that shorter sequences lack."""
 
     def __init__(self, cache: KVCache, start: int, stop: int) -> None:
         self._cache, self._start, self._stop = cache, start, stop
@@ -153,11 +153,11 @@ class Window:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence that are kept."""
+        """Tokens kept of each sequence."""
         return self._cache.lengths[self._start : self._stop]
 
     def num_keys(self, rows: int) -> int:
-        """Keys that a pass of this many rows can look at, itself included."""
+        """Keys visible to a pass of this many rows, its own included."""
         return max(self.lengths) + rows
 
     def attend(
@@ -167,8 +167,8 @@ class Window:
         return attend(query, keys, values, mask)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the pass's rows behind what is kept; all keys and values to attend to, [batch,
-        kv_heads, keys, head_dim]."""
+        """Write the pass's rows after the kept tokens; returns all keys and values to attend to,
+        [batch, kv_heads, keys, head_dim]."""
         cache, lengths, rows = self._cache, self.lengths, key.shape[2]
         longest = max(lengths)
         end = longest + rows
@@ -186,7 +186,8 @@ class Window:
         return keys[:, :, :end], values[:, :, :end]
 
     def _places(self, lengths: list[int], rows: int) -> tuple[Tensor, Tensor]:
-        """Index of each sequence's next rows, [batch, 1] and [batch, rows]; made once a pass."""
+        """Index of each sequence's next rows, [batch, 1] and [batch, rows]; computed once per
+        pass."""
         wanted = (tuple(lengths), rows)
         if self._indexed != wanted:
             starts = torch.tensor(lengths, device=self._cache.keys.device)[:, None]
@@ -208,8 +209,7 @@ class Window:
         self._set([length + n for length, n in zip(self.lengths, rows, strict=True)])
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """Forget each sequence's tokens from `lengths[b]` on; a length beyond what is kept changes
-        nothing."""
+        """Forget each sequence's tokens from `lengths[b]` on; a longer length changes nothing."""
         self._set([min(old, new) for old, new in zip(self.lengths, lengths, strict=True)])
 
     def _set(self, lengths: list[int]) -> None:
@@ -217,7 +217,7 @@ class Window:
 
 
 class PassThrough:
-    """No memory: a pass sees its own rows only, and gradients flow."""
+    """Store without memory: a pass sees its own rows only, and gradients flow."""
 
     def attend(
         self,
@@ -231,21 +231,21 @@ class PassThrough:
 
 
 class Share(NamedTuple):
-    """What one sequence has of a pass that it shares with others."""
+    """One sequence's share of a pass over several."""
 
     window: Window
-    """Of this sequence alone."""
+    """Window over this sequence alone."""
     rows: Tensor
-    """int64: which of the pass's rows are its own, in the order of a pass of its own."""
+    """int64: indices of its rows in the pass, in the order of a pass of its own."""
     num_clean: int
-    """How many of them are clean, the first ones; the others are slots."""
+    """Number of its clean rows, which come first; the others are slots."""
     mask: Tensor
-    """bool [1, rows, keys] over its own rows and its own cache's places."""
+    """bool [1, rows, keys] over its own rows and cache."""
 
 
 class SideBySide:
     """A pass of batch 1 over rows of several sequences, clean rows first, then slots. Each attends
-    to its own cache; the pass's own mask is not looked at."""
+    to its own cache; the mask passed in is ignored."""
 
     def __init__(self, shares: list[Share]) -> None:
         self._shares = shares
@@ -262,12 +262,12 @@ class SideBySide:
         _, heads, rows, head_dim = query.shape
         out = query.new_empty(1, rows, heads * head_dim)
         for share in self._shares:
-            own, visible = share.rows, share.mask
-            if rows == self._num_clean:  # slots pass this layer by
-                own = own[: share.num_clean]
+            indices, visible = share.rows, share.mask
+            if rows == self._num_clean:  # slots skip this layer
+                indices = indices[: share.num_clean]
                 visible = visible[
                     :, : share.num_clean, : visible.shape[2] - len(share.rows) + share.num_clean
                 ]
-            keys, values = share.window.append(layer, key[:, :, own], value[:, :, own])
-            out[:, own] = attend(query[:, :, own], keys, values, visible)
+            keys, values = share.window.append(layer, key[:, :, indices], value[:, :, indices])
+            out[:, indices] = attend(query[:, :, indices], keys, values, visible)
         return out

@@ -1,6 +1,6 @@
-"""Rows of a drafter pass: clean rows, then groups of slots. One layout serves every method.
+"""Rows of a drafter pass: clean rows, then groups of slots. All methods share this layout.
 
-Clean rows are the trunk (what the cache lacks of a text, and perhaps a draft under verification)
+Clean rows are the trunk (tokens missing from the cache, and perhaps a draft under verification)
 and, in a packed pass, one anchor for each branch. Slots come last, since deltas of scope `slots`
 act on a pass's last rows; shorter sequences of a batch are padded before and after them."""
 
@@ -27,29 +27,29 @@ from d3d.model.masks.rules import (
 )
 
 MASKED = -1
-"""Stands for a token that is not drafted yet."""
+"""Token id of an undrafted position."""
 
 PADDING = 1 << 30
-"""Block number of slots that only fill up a batch: nobody sees them."""
+"""Block number of slots that only pad a batch; no row sees them."""
 
 
 class SlotGroup(NamedTuple):
     """The slots of one block."""
 
     anchor: int
-    """Position of the last clean token that they see; of a branch, the position of its anchor."""
+    """Position of the last clean token they see; for a branch, of its anchor."""
     first: int
-    """Position of the first slot; the others follow."""
+    """Position of the first slot; the others follow it."""
     token_ids: Sequence[int]
-    """Of each slot, MASKED if it is not known yet."""
+    """Token id of each slot; MASKED if not drafted yet."""
     branch: int = TRUNK
-    """Which branch it hangs at, from 1; TRUNK for the trunk."""
+    """Branch number from 1, or TRUNK."""
     has_guess: bool = False
-    """Whether the last slot is a guess slot, which sees its block and is seen by nobody."""
+    """True if the last slot is a guess slot, which sees its block and is seen by no row."""
 
 
 class BranchAnchor(NamedTuple):
-    """A guessed bonus token, as a clean row of its own; branches are numbered from 1."""
+    """Guessed bonus token with a clean row of its own; branches are numbered from 1."""
 
     position: int
     token_id: int
@@ -61,7 +61,7 @@ class PassLayout(NamedTuple):
     token_ids: Tensor
     """int64 [batch, rows], MASKED at masked slots."""
     rows: Rows
-    """Fields int64 [batch, rows]: what the mask is made of."""
+    """Fields int64 [batch, rows], from which the mask is built."""
     mask: Tensor
     """bool [batch, rows, keys]."""
     width: int
@@ -79,8 +79,8 @@ def lay_out(
 ) -> PassLayout:
     """Lay out a pass.
 
-    cached[b]: clean tokens of sequence b in the cache; trunks[b]: the clean tokens that follow
-    them; groups[b]: its slots; branches[b]: its branches' own anchors."""
+    cached[b]: number of clean tokens of sequence b in the cache; trunks[b]: clean tokens that
+    follow them; groups[b]: its slots; branches[b]: anchors of its branches."""
     anchors = branches or [()] * len(trunks)
     width = max(len(trunk) + len(branch) for trunk, branch in zip(trunks, anchors, strict=True))
     num_slots = max(sum(len(group.token_ids) for group in each) for each in groups)
@@ -107,9 +107,10 @@ def _clean_rows(
 ) -> list[_Row]:
     rows = [(token, at, at, CLEAN, TRUNK) for at, token in enumerate(trunk, start)]
     rows += [
-        (one.token_id, one.position, one.position, CLEAN, k) for k, one in enumerate(branches, 1)
+        (branch.token_id, branch.position, branch.position, CLEAN, k)
+        for k, branch in enumerate(branches, 1)
     ]
-    # padding stands behind the last clean token, where no real row looks
+    # padding follows the last clean token, so no real row sees it
     end = start + len(trunk)
     return rows + [(0, end + i, end + i, CLEAN, TRUNK) for i in range(width - len(rows))]
 
@@ -132,18 +133,18 @@ def _slot_rows(start: int, groups: Sequence[SlotGroup], num_slots: int) -> list[
 
 
 def pass_mask(rule: Rule, rows: Rows, cached: list[int]) -> Tensor:
-    """Visibility in a pass over `rows` (fields [batch, rows]) whose sequences have so many clean
-    tokens in the cache: bool [batch, rows, keys]. Whatever the rule, a row must see all of its
-    sequence's cached tokens: no pass asks less of the cache."""
+    """Visibility in a pass over `rows` (fields [batch, rows]): bool [batch, rows, keys]. cached:
+    clean tokens of each sequence in the cache. Every row must see all cached tokens of its
+    sequence, whatever the rule: all passes rely on that."""
     if min(cached) < max(cached):
         num_keys = max(cached) + rows.position.shape[1]
         return dense(rule, rows, cache_places(rows, torch.tensor(cached)[:, None], num_keys))
-    own = dense(rule, rows, rows)
-    return torch.cat((own.new_ones(*own.shape[:2], cached[0]), own), dim=-1)
+    among_rows = dense(rule, rows, rows)
+    return torch.cat((among_rows.new_ones(*among_rows.shape[:2], cached[0]), among_rows), dim=-1)
 
 
 def cache_places(rows: Rows, lengths: Tensor, num_keys: int) -> Rows:
-    """What each cache place of each sequence holds during the pass: cached clean tokens, then the
+    """Contents of each sequence's cache places during the pass: cached clean tokens, then the
     pass's rows, then nothing."""
     places = torch.arange(num_keys).expand(lengths.shape[0], -1)
     row = places - lengths

@@ -1,5 +1,5 @@
-"""Linear layers with low-rank deltas, and weights packed for the CPU's kernels. Every weight is
-multiplied by `linear`, so a faster kernel goes there."""
+"""Linear layers with low-rank deltas, and weights packed for the CPU's kernels. All products go
+through `linear`, so a faster kernel belongs there."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _onednn_serves(x: Tensor, weight: Tensor) -> bool:
-    """Whether to call oneDNN for a weight that is not packed: float32 on a CPU, without gradients,
-    for the operator has no derivative. `F.linear` uses oneDNN for bfloat16 only; in float32 oneDNN
-    is about twice as fast for 1 to 800 rows (docs/log.md)."""
+    """True if oneDNN should multiply an unpacked weight: float32 on a CPU, without gradients (the
+    operator has no derivative). `F.linear` uses oneDNN for bfloat16 only; in float32 oneDNN is
+    about twice as fast for 1 to 800 rows (docs/log.md)."""
     if (
         x.dtype is not torch.float32
         or x.device.type != "cpu"
@@ -54,7 +54,7 @@ class Linear(nn.Module):
     arXiv 2106.09685, scale 1)."""
 
     matrices = ("weight", "down", "up", "merged")
-    """Names of the attributes that `pack_weights` packs; other modules list theirs likewise."""
+    """Attributes that `pack_weights` packs; other modules declare theirs the same way."""
 
     down: Tensor | None
     up: Tensor | None
@@ -69,7 +69,7 @@ class Linear(nn.Module):
         self.merged = None
 
     def add_delta(self, down: Tensor, up: Tensor) -> None:
-        """Attach a low-rank delta: parameters of their own, beside an unchanged weight."""
+        """Attach a low-rank delta, with its own parameters; the weight is unchanged."""
         self.down = nn.Parameter(down)
         self.up = nn.Parameter(up)
 
@@ -105,13 +105,13 @@ def merge_deltas(model: nn.Module) -> None:
 
 def pack_weights(*models: nn.Module, quantize: str | None = None) -> None:
     """Convert every linear layer's weight, in place, to the blocks that oneDNN's kernels read; a
-    product then takes half the time (docs/log.md). Layers that share a weight go on sharing it. An
-    embedding that is also the head stays as it is, beside the blocks.
+    product then takes half the time (docs/log.md). Shared weights stay shared. An embedding that is
+    also the head is kept beside its blocks.
 
-    quantize: "int8" rounds the weights of layers and head, and the merged ones, to eight bits
-    (`Int8Weight`); deltas and the previous-token head are small and stay as they are. Use
-    `check_quantize` first. For inference only: no function but `linear` reads packed weights, and
-    they have no derivative. Weights of a dtype or device without such kernels stay unpacked."""
+    quantize: "int8" rounds the weights of layers and head, and merged ones, to eight bits
+    (`Int8Weight`); deltas and the previous-token head are small and are not rounded. Use
+    `check_quantize` first. For inference only: only `linear` reads packed weights, and they have no
+    derivative. Weights of a dtype or device without such kernels stay unpacked."""
     if quantize is not None:
         layers = [
             module for model in models for module in model.modules() if isinstance(module, Linear)
@@ -129,7 +129,7 @@ def pack_weights(*models: nn.Module, quantize: str | None = None) -> None:
 
 
 def _replace(places: list[tuple[nn.Module, str]], make: Callable[[Tensor], nn.Parameter]) -> None:
-    """Replace the weights at these places. One that several places share is converted once."""
+    """Replace weights; shared ones are converted once."""
     # keeps the old weights alive, so that no id is used twice
     made: dict[int, tuple[Tensor, nn.Parameter]] = {}
     for module, name in places:

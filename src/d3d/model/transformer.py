@@ -1,8 +1,8 @@
 """A lean decoder for the Llama, Qwen2 and Qwen3 families.
 
-It knows tensors only: token ids, positions, a mask and a key-value store go in, hidden states or
-logits come out. It does not know what a request, a block or a drafter is; the last `delta_rows`
-rows of a pass use the low-rank deltas, the others do not."""
+It takes token ids, positions, a mask and a key-value store, and returns hidden states or logits.
+Requests, blocks and drafters are handled elsewhere; low-rank deltas act on the last `delta_rows`
+rows of a pass only."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class Rotary:
 
 
 class LayerTensors:
-    """Tensors under a prefix of their Hugging Face names; what is taken is gone, so leftovers show.
-    All raise InvalidCheckpoint."""
+    """Tensors under a prefix of their Hugging Face names. Taking a tensor removes it, so leftovers
+    show. All methods raise InvalidCheckpoint."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LayerTensors:
         device: torch.device | None,
         dtype: torch.dtype | None,
     ) -> None:
-        """device, dtype: where and as what the model wants them; None leaves them as they are."""
+        """device, dtype: targets of conversion; None keeps a tensor's own."""
         self._tensors, self._prefix, self._device, self._dtype = tensors, prefix, device, dtype
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -144,8 +144,8 @@ class LayerTensors:
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def linear(self, in_features: int, out_features: dict[str, int], *, bias: bool) -> Linear:
-        """One layer of the weights (and biases) of all names, one below the other; `out_features`:
-        name to rows."""
+        """One layer from the stacked weights (and biases) of all names. out_features: name to
+        rows."""
         weights = [
             self.take(f"{name}.weight", rows, in_features) for name, rows in out_features.items()
         ]
@@ -167,11 +167,10 @@ class Transformer(nn.Module):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`tensors`: Hugging Face names to float tensors. `layers`: which of the checkpoint's
-        layers to take, in order (default: all). `device`, `dtype`: moved and converted one by one
-        as they are taken, so no second copy of the model ever exists; without them all tensors must
-        be alike. Raises InvalidCheckpoint when a tensor is missing, left over or of the wrong
-        shape."""
+        """tensors: Hugging Face names to float tensors. layers: layers of the checkpoint to take,
+        in order (default: all). device, dtype: tensors are moved and converted one by one as they
+        are taken, so no second copy of the model ever exists; if None, all tensors must be alike.
+        Raises InvalidCheckpoint if a tensor is missing, left over or of the wrong shape."""
         super().__init__()
         kept = tuple(range(config.num_layers)) if layers is None else layers
         self.config = config
@@ -197,8 +196,7 @@ class Transformer(nn.Module):
         _refuse_left_over(config, rest, kept)
         self._cos, self._sin = _rotary_table(config, embedding)
         self.checkpointing = False
-        """Whether backward computes each layer once more, instead of keeping what forward
-        computed."""
+        """True if backward recomputes each layer instead of storing activations."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -229,15 +227,15 @@ class Transformer(nn.Module):
         """Run all layers.
 
         x: embeddings [batch, rows, hidden_size]; positions: int64 [batch or 1, rows]; mask: bool
-        [batch or 1, rows, keys] over the store's keys, this pass's rows last, or None where every
-        row sees every key; delta_rows: how many of the last rows are slots, where the deltas act;
-        skipped: indices of layers that slots pass by, unchanged and unseen there. Returns the final
-        norm's output [batch, rows, hidden_size]."""
+        [batch or 1, rows, keys] over the store's keys, this pass's rows last, or None if every row
+        sees every key; delta_rows: number of last rows that are slots, on which deltas act;
+        skipped: indices of layers that slots skip. Returns the final norm's output [batch, rows,
+        hidden_size]."""
         first = x.shape[1] - delta_rows
-        whole = self._told(x, positions, mask, delta_rows)
+        whole = self._inputs(x, positions, mask, delta_rows)
         clean = whole
         if skipped and first:
-            clean = self._told(
+            clean = self._inputs(
                 x[:, :first],
                 positions[:, :first],
                 None if mask is None else _without_last(mask, delta_rows),
@@ -256,8 +254,8 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def _told(self, x: Tensor, positions: Tensor, mask: Tensor | None, delta_rows: int) -> _Pass:
-        """What every layer is told of a pass over the rows of x."""
+    def _inputs(self, x: Tensor, positions: Tensor, mask: Tensor | None, delta_rows: int) -> _Pass:
+        """Per-pass inputs of all layers, for the rows of x."""
         rotary = Rotary(self._cos[positions].to(x.dtype), self._sin[positions].to(x.dtype))
         if (
             mask is not None
@@ -269,9 +267,9 @@ class Transformer(nn.Module):
         return _Pass(rotary, mask, delta_rows)
 
     def _through(
-        self, layer: nn.Module, x: Tensor, told: _Pass, store: KeyValueStore, index: int
+        self, layer: nn.Module, x: Tensor, inputs: _Pass, store: KeyValueStore, index: int
     ) -> Tensor:
-        arguments = (x, told.rotary, told.mask, store, index, told.delta_rows)
+        arguments = (x, inputs.rotary, inputs.mask, store, index, inputs.delta_rows)
         if self.checkpointing and torch.is_grad_enabled():
             out: Tensor = checkpoint(layer, *arguments, use_reentrant=False)
         else:
@@ -284,7 +282,7 @@ class Transformer(nn.Module):
 
 
 class _Pass(NamedTuple):
-    """What all layers of a pass are told alike."""
+    """Per-pass inputs shared by all layers."""
 
     rotary: Rotary
     mask: Tensor | None
@@ -300,8 +298,7 @@ def _without_last(mask: Tensor, rows: int) -> Tensor:
 def _refuse_left_over(
     config: DecoderConfig, rest: dict[str, Tensor], kept: tuple[int, ...]
 ) -> None:
-    """A tensor that nothing reads means that this decoder would compute something else. Raises
-    InvalidCheckpoint."""
+    """Refuse unused tensors: the model would compute something else. Raises InvalidCheckpoint."""
     dropped = tuple(f"model.layers.{i}." for i in range(config.num_layers) if i not in kept)
     left = [
         name

@@ -19,7 +19,8 @@ from d3d.model.masks.dense import causal
 from d3d.model.transformer import Transformer
 
 SPARE_TOKENS = 17
-"""Room in the cache for a draft behind a request's last token; a longer one makes it grow."""
+"""Spare cache places after a new request's tokens, for a draft; a longer one makes the cache
+grow."""
 
 
 class NativeTarget(Target):
@@ -79,8 +80,8 @@ class NativeTarget(Target):
     def forward(
         self, ids: Sequence[int], token_ids: Sequence[list[int]], *, last_only: bool = False
     ) -> list[LogitRows]:
-        """Append tokens to sequences of the cache; the logits of all these rows, or of each last
-        one. An unknown id begins a sequence."""
+        """Append tokens to sequences; returns the logits of all new rows, or of each sequence's
+        last. An unknown id begins a sequence."""
         for sequence_id, tokens in zip(ids, token_ids, strict=True):
             if sequence_id not in self.cache:
                 self.cache.open(sequence_id, len(tokens) + SPARE_TOKENS)
@@ -115,7 +116,7 @@ class NativeTarget(Target):
         self._stopwatch.end()
 
     def _hidden(self, window: Window, token_ids: list[list[int]]) -> Tensor:
-        """token_ids: of each sequence of the window, maybe none."""
+        """token_ids: new tokens of each sequence of the window, possibly none."""
         device = self.model.device
         rows = max(len(tokens) for tokens in token_ids)
         lengths = window.lengths
@@ -124,7 +125,7 @@ class NativeTarget(Target):
         )
         starts = torch.tensor(lengths, device=device)
         positions = starts[:, None] + torch.arange(rows, device=device)
-        positions.clamp_(max=self.model.config.max_length - 1)  # only padding can reach beyond
+        positions.clamp_(max=self.model.config.max_length - 1)  # only padding can exceed it
         even = rows == 1 and min(lengths) == max(lengths)
         mask = None if even else causal(starts, rows, window.num_keys(rows))
         return self.model.hidden(self.model.embed(padded), positions, mask, window)

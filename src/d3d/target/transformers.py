@@ -1,9 +1,9 @@
-"""Any causal language model of the `transformers` library as a target: slower
-than our own decoder, broader.
+"""Targets that the `transformers` library runs: any causal language model, slower than in d3d's own
+decoder.
 
-The model runs as the library has it, with the library's cache. What can't be rewound exactly is
-refused when it is opened. Every sequence has a cache of its own, and sequences run one after the
-other: a batch costs what its answers would cost alone."""
+The model runs unmodified, with the library's cache. A model that can't be rewound exactly is
+refused when opened. Every sequence has its own cache, and sequences run one after the other, so
+batching saves no time."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 NO_LIMIT = 1 << 17
-"""Longest sequence of a model whose config names no limit, such as one with ALiBi."""
+"""Maximum sequence length if the model's config names none, as with ALiBi."""
 PROBE = 8
-"""Tokens of the text by which a model shows that it can be rewound."""
+"""Length in tokens of the text that probes whether a model can be rewound."""
 PROBE_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest difference of the probe's logits, relative to the largest of them: rounding stays far
-below, another context far above."""
+"""Largest difference allowed in the probe's logits, relative to the largest of them: rounding stays
+far below, a wrong context far above."""
 
 
 @dataclass(frozen=True)
 class TransformersModel:
-    """A causal language model that `transformers` runs; see `d3d.hub.open_model.TargetModel`."""
+    """Causal language model run by `transformers`; see `d3d.hub.open_model.TargetModel`."""
 
     source: str
     path: Path
@@ -84,8 +84,8 @@ class TransformersModel:
 def open_transformers(
     source: str, *, device: str = "auto", dtype: str = "auto"
 ) -> TransformersModel:
-    """Load a model by preset name, directory, GGUF file or hub id. Raises InvalidCheckpoint, for
-    one that can't be rewound too, and InvalidRequest."""
+    """Load a model by preset name, directory, GGUF file or hub id. Raises InvalidRequest, and
+    InvalidCheckpoint, also for a model that can't be rewound."""
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     path = resolve_model(source)
@@ -106,7 +106,7 @@ def open_transformers(
 
 
 def refuse_what_cannot_be_rewound(config: PretrainedConfig) -> None:
-    """Raises InvalidCheckpoint that names the model type and the reason."""
+    """Raise InvalidCheckpoint for a model that can't be rewound, naming its type and the reason."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise InvalidCheckpoint(
@@ -175,8 +175,7 @@ def _load(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _cache_argument(model: PreTrainedModel) -> str | None:
-    """What its `forward` calls the cache: newer versions of the library have another name for
-    it."""
+    """Name of `forward`'s cache argument, which newer versions of the library have renamed."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
@@ -206,8 +205,8 @@ class TransformersTarget(Target):
 
     @cached_property
     def arguments(self) -> tuple[str, bool]:
-        """The name of the cache in the model's `forward`, and whether it can be asked for some rows
-        of logits only."""
+        """Name of `forward`'s cache argument, and whether `forward` can limit the rows of
+        logits."""
         model = self.loaded.model
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         return _cache_argument(model) or "past_key_values", keeps
@@ -238,7 +237,8 @@ class TransformersTarget(Target):
 
     @torch.inference_mode()
     def forward(self, request_id: int, ids: list[int], *, last_only: bool = False) -> Tensor:
-        """Append tokens; float32 logits [rows, vocab_size] of them, or of the last one."""
+        """Append tokens; returns float32 logits [rows, vocab_size] of all of them, or of the
+        last."""
         if request_id not in self._caches:
             self._caches[request_id] = DynamicCache(config=self.loaded.model.config)
         name, chooses_rows = self.arguments
@@ -265,8 +265,8 @@ class TransformersTarget(Target):
 
 
 def _probe(target: TransformersTarget) -> None:
-    """A pass after a rewind must give the logits of one without, and a row must not see what
-    follows it: some models' caches only look as if they could. Raises InvalidCheckpoint."""
+    """Check that a rewound pass gives the same logits, and that a row does not see later ones: some
+    models' caches only appear to allow it. Raises InvalidCheckpoint."""
     loaded = target.loaded
     ids = [(17 * place + 3) % target.vocab_size for place in range(PROBE)]
     whole = target.forward(0, ids)

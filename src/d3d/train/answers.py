@@ -28,7 +28,7 @@ from d3d.train.top_logits import TopLogits, TopLogitsRecorder
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How answers are written."""
+    """Settings by which answers are written."""
 
     max_tokens: int = 256
     temperatures: tuple[float, ...] = (0.0,)

@@ -59,7 +59,7 @@ class Parallel:
         return work
 
     def any(self, value: bool) -> bool:
-        """Whether it is true in any process."""
+        """True if it is true in any process."""
         return value
 
     def sums(self, *values: float) -> list[float]:

@@ -44,7 +44,7 @@ class Machine:
     dtype: torch.dtype
     processes: int = 1
     flops_per_second: float | None = None
-    """Of one process; None: STATED_FLOPS."""
+    """Rate of one process; None: STATED_FLOPS."""
     measured: bool = False
 
     @property
@@ -185,10 +185,10 @@ def _mean_shape(model: DrafterModel, texts: Texts, stage: Stage) -> AnswerShape:
 
 
 def find_config(spec: ModelSpec, directory: Path) -> Any:
-    """The `transformers` config of a model: its own if it is on this machine, else the file that
-    the spec names, else the hub's.
+    """`transformers` config of a model: its own if it is on this machine, else the file that the
+    spec names, else the hub's.
 
-    directory: where the spec's path starts. Raises InvalidCheckpoint."""
+    directory: base of the spec's path. Raises InvalidCheckpoint."""
     if spec.config is None or is_here(spec.source):
         return model_config(spec.source)
     path = directory / spec.config

@@ -44,7 +44,7 @@ class PromptRows:
     name: str
     """`source` of the answers to its prompts."""
     sha256: str
-    """Of the file's bytes, or of a data set's rows as JSON lines."""
+    """Hash of the file's bytes, or of a data set's rows as JSON lines."""
     rows: list[tuple[str, dict[str, Any]]]
     """Location of each row (for messages), and the row."""
 

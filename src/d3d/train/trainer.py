@@ -198,7 +198,7 @@ class Trainer:
 
 
 def _same(name: str, saved: str | None, wanted: str) -> bool:
-    """Whether two identities agree; keys that an older configuration lacks have their defaults."""
+    """True if two identities agree; keys that an older configuration lacks have their defaults."""
     kinds: dict[str, type[BaseModel]] = {
         "training configuration": TrainConfig,
         "drafter configuration": DrafterConfig,

@@ -1,5 +1,5 @@
-"""Async mode answers as plain mode does, whatever the worker knows, however long it takes and
-whatever becomes of it."""
+"""Async mode gives plain mode's answers, whatever the worker returns, however late, and however it
+fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mode="async"` from Python and from the command line, with a tiny model and a drafter out of
+"""`mode="async"` from Python and from the command line, with a tiny model and a drafter loaded from
 files."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the CUDA placements rest on, as far as a machine without a GPU can tell: the choice, the
-refusals, and times by events."""
+"""CUDA placements, as far as testable without a GPU: the choice, the refusals, and times by
+events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft thread on a CPU has one torch thread, and leaves the others theirs."""
+"""A draft thread on a CPU uses one torch thread and leaves the others' setting unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which verdicts are expected, by hand-made probabilities."""
+"""Likely outcomes of a draft, from hand-made probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One packed pass over several sequences of different length against a pass of each."""
+"""One packed pass over sequences of different length against one pass for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation cache, worker and placement, each by itself."""
+"""Unit tests of speculation cache, worker and placement."""
 
 from __future__ import annotations
 

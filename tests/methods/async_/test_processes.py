@@ -1,5 +1,5 @@
-"""A draft worker in a process of its own: what it says, where it runs, and every way in which it
-can go."""
+"""A draft worker in a separate process: its answers, its cores, and every way in which it can
+end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A batch in async mode: its requests travel in one message and share a pass, others join it, and
-none of that changes an answer."""
+"""Batches in async mode: requests share a message and a pass, others join, and no answer
+changes."""
 
 from __future__ import annotations
 

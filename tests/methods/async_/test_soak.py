@@ -1,4 +1,4 @@
-"""One scenario for each fault; `make soak` runs thousands of rounds of them, in processes, too."""
+"""One scenario for each fault; `make soak` runs thousands of rounds of them, in processes too."""
 
 from __future__ import annotations
 

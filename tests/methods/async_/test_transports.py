@@ -1,4 +1,4 @@
-"""Lines between coordinator and worker: both forms keep the same promises."""
+"""Connections between coordinator and worker: both kinds keep the same contract."""
 
 from __future__ import annotations
 

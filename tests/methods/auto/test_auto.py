@@ -1,5 +1,5 @@
-"""Auto mode in the loop: modes change between rounds, the answer does not. Time is scripted; no
-real clock decides anything."""
+"""Auto mode in the loop: modes change between rounds, answers do not. Times are scripted; no real
+clock is read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Auto mode with several requests that join and leave: modes change, drafters fail, answers do
-not."""
+"""Auto mode with requests that join and leave: modes change, drafters fail, answers stay the
+same."""
 
 from __future__ import annotations
 

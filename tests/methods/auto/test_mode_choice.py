@@ -1,5 +1,5 @@
-"""Auto mode's arithmetic on a machine of its own: what a round costs and brings is given, and no
-clock runs."""
+"""Auto mode's arithmetic on a simulated machine: costs and gains of rounds are given, and no clock
+runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A causal drafter proposes its own greedy continuation, with a cache that forgets what was not
-kept."""
+"""A causal drafter proposes its own greedy continuation, and its cache drops rejected tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fused mode: answers are plain decoding's own, whatever the slots say, and every number of kept
-tokens finds its group."""
+"""Fused mode: answers equal plain decoding's whatever the slots predict, and each number of kept
+tokens selects its group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt lookup proposes what followed the last time."""
+"""Prompt lookup proposes what followed the latest earlier occurrence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A drafter that is the target with deltas drafts on the target's own cache, and leaves it as it
-was."""
+"""A drafter that is the target with deltas drafts on the target's own cache, and leaves it
+unchanged."""
 
 from __future__ import annotations
 

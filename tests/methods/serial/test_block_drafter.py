@@ -1,5 +1,4 @@
-"""The drafter through its cache against the same drafter recomputed from the committed text
-alone."""
+"""The drafter with its cache against the same drafter recomputed from the committed text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""D3D's own drafter in the loop: trained or not, it never changes the answer, and its cache never
-goes astray."""
+"""D3D's own drafter in the loop: trained or not, it never changes the answer, and its cache stays
+consistent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Drafts that are cut where the drafter does not believe in them: what is cut, and that the answer
-stays the target's own."""
+"""Drafts cut at low confidence: the cut itself, and that answers stay the target's own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A drafter that can draft some tokens only: what it drafts, in files, and which tokens these
-are."""
+"""Drafters with a draft vocabulary: their drafts, their files, and the choice of the tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target with rounded weights is a target like any other: all modes give its own ids."""
+"""A target with rounded weights works like any other: all modes give its own ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The previous-token head: each slot is told which token was drafted before it."""
+"""The previous-token head: each slot is conditioned on the token drafted before it."""
 
 from __future__ import annotations
 

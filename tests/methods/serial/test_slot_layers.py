@@ -1,5 +1,5 @@
-"""Drafters whose slots pass layers by: what they draft, with a cache of their own, on the target's,
-packed, and in training."""
+"""Drafters whose slots skip layers: their drafts with their own cache, on the target's, packed, and
+in training."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A drafter is spared passes that would not pay: prompt lookup copies a draft from the text, and
-while drafts are hardly kept only every eighth round drafts. No answer changes."""
+"""Skipped drafter passes: prompt lookup copies a draft from the text, and if few drafted tokens are
+kept, only every eighth round drafts. No answer changes."""
 
 from __future__ import annotations
 

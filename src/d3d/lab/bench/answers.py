@@ -15,7 +15,7 @@ PLAIN = "plain"
 
 
 class Setting(BaseModel):
-    """How an answer was requested; the same for all methods that are compared."""
+    """Request settings of an answer, shared by all compared methods."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ class Setting(BaseModel):
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen; the same for a whole run."""
+    """Sampling settings, shared by a whole run."""
 
     temperature: float = 0.0
     seed: int = 0
@@ -87,7 +87,7 @@ class TimedAnswer:
     """Seconds from the request until the last answer of its batch was done."""
     warnings: tuple[str, ...] = ()
     modelled: bool = False
-    """Whether its times are modelled, not measured."""
+    """True if its times are modelled, not measured."""
 
 
 class Peer(Protocol):

@@ -31,7 +31,7 @@ class Divergence(NamedTuple):
     position: int
     """Index in the answer, from 0."""
     gap: float
-    """How far the target's choice was from either token, see `choice_gap`; infinite if one answer
+    """Distance of the target's choice from either token, see `choice_gap`; infinite if one answer
     ends and the other goes on, since equal tokens end alike."""
     is_rounding: bool
 

@@ -28,12 +28,12 @@ class Method:
     name: str
     answer: Callable[[Sequence[Question], Setting], list[TimedAnswer]]
     drafts: bool
-    """Whether it has a draft length."""
+    """True if it has a draft length."""
     batches: bool
-    """Whether it can answer several questions together."""
+    """True if it can answer several prompts together."""
     is_peer: bool = False
     is_plain: bool = False
-    """Whether it decodes without speculation, as a baseline of speed-ups."""
+    """True if it decodes without speculation, as a baseline of speed-ups."""
     check: Callable[[int], object] = int
     """Raises InvalidRequest for a draft length that it can't serve."""
     default_draft_length: int | None = DEFAULT_DRAFT_LENGTH

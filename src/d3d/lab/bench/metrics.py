@@ -68,7 +68,7 @@ class RoundFigures:
     """Rounds by num_accepted, from 0."""
     t_draft_share: float | None
     t_verify_share: float | None
-    """Of the time from first to last token; the rest is acceptance, commits and text. None if
+    """Share of the time from first to last token; the rest is acceptance, commits and text. None if
     rounds have no times."""
     t_draft_s: float | None
     t_verify_s: float | None
@@ -78,7 +78,7 @@ class RoundFigures:
 
 
 class IdentityCounts(NamedTuple):
-    """How a group's answers compare with plain decoding's."""
+    """A group's answers compared with plain decoding's."""
 
     compared: int
     identical: int
@@ -199,8 +199,8 @@ def score_counts(rows: Iterable[Row]) -> tuple[int, int]:
 
 
 def speed_up(rows: Sequence[Row], baseline: Sequence[Row]) -> SpeedUp | None:
-    """How many times as fast `rows` are as `baseline`; None if no prompt has an answer of two
-    tokens or more in both."""
+    """Speed-up of `rows` over `baseline`; None if no prompt has an answer of two tokens or more in
+    both."""
     others = {row.prompt_key: row for row in baseline}
     pairs = [(row, others[row.prompt_key]) for row in rows if row.prompt_key in others]
     timed = [pair for pair in pairs if all(row.timing.tpot_s is not None for row in pair)]

@@ -121,12 +121,12 @@ def _mini(row: dict[str, Any], place: int) -> SetRow | None:
 
 
 class SetSpec(NamedTuple):
-    """How to read a set."""
+    """Description of how to read a prompt set."""
 
     title: str
     read: SetReader
     files: tuple[str, ...]
-    """Where to look in a directory of data."""
+    """Paths to try in a directory of data."""
 
 
 SETS: dict[str, SetSpec] = {
@@ -158,7 +158,7 @@ class PromptSet:
     name: str
     title: str
     sha256: str
-    """Of the file, or of the rows of a data set."""
+    """Hash of the file, or of the rows of a data set."""
     available: int
     """Prompts in the whole set; `prompts` may be fewer."""
     prompts: tuple[BenchPrompt, ...] = field(repr=False)

@@ -44,7 +44,7 @@ class BenchRun:
 
     @property
     def machine_was_busy(self) -> bool:
-        """Whether other work was running when one of the commands began."""
+        """True if other work was running when one of the commands began."""
         sessions = self.provenance["sessions"]
         return any((one["machine"]["load_at_start"] or 0.0) > BUSY_LOAD for one in sessions)
 

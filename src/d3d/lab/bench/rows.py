@@ -58,7 +58,7 @@ class RowAcceptance(BaseModel):
 
 
 class Identity(BaseModel):
-    """How an answer compares with the plain answer to the same prompt."""
+    """An answer compared with the plain answer to the same prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,7 +69,7 @@ class Identity(BaseModel):
     position: int | None = None
     """First difference, from 0."""
     gap: float | None = None
-    """How close the target's choice was there; None if unknown, or if one answer ends there."""
+    """Distance of the target's choice there; None if unknown, or if one answer ends there."""
     is_rounding: bool = False
 
 
@@ -102,13 +102,13 @@ class Row(BaseModel):
     """None for plain itself."""
     peak_memory_bytes: int | None
     repeats: bool
-    """Whether the answer ends in a loop."""
+    """True if the answer ends in a loop."""
     score: bool | None
     warnings: list[str]
     text: str
     token_ids: list[int] | None
     modelled: bool = False
-    """Whether its times are modelled, not measured."""
+    """True if its times are modelled, not measured."""
 
     @property
     def key(self) -> RowKey:
@@ -193,8 +193,8 @@ def acceptance_of(rounds: Iterable[Round]) -> RowAcceptance:
 
 
 def ends_in_a_loop(token_ids: Sequence[object]) -> bool:
-    """Whether an answer (ids or words) ends by repeating the same few tokens. Speed on such text
-    is meaningless."""
+    """True if an answer (ids or words) ends by repeating the same few tokens. Speed on such text is
+    meaningless."""
     for period in range(1, LONGEST_LOOP + 1):
         length = period
         while length < len(token_ids) and token_ids[-length - 1] == token_ids[period - length - 1]:

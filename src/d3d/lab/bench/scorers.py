@@ -33,7 +33,7 @@ _FRACTION = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 
 
 def score(answer: str, reference: dict[str, Any] | None, *, run_code: bool = False) -> bool | None:
-    """Whether the answer is right; None if unknown: no reference, or code that must not be run."""
+    """True if the answer is right; None if unknown: no reference, or code that must not be run."""
     kind = None if reference is None else reference["kind"]
     if reference is None or (kind in NEEDS_RUNNING and not run_code):
         return None
@@ -65,7 +65,7 @@ def final_number(text: str) -> str | None:
 
 
 def same_value(one: str | None, other: str) -> bool:
-    """Whether two final answers agree: equal after LaTeX variants are normalised, or equal as
+    """True if two final answers agree: equal after LaTeX variants are normalised, or equal as
     numbers."""
     if one is None:
         return False
@@ -159,9 +159,9 @@ exec(compile(source, "answer.py", "exec"), {"__name__": "__main__"})
 
 
 def runs_through(program: str, *, timeout_s: float = 10.0, memory_bytes: int = 1 << 30) -> bool:
-    """Whether a program runs to its end, within the limits and without an exception.
+    """True if a program runs to its end, within the limits and without an exception.
 
-    Needs a POSIX system. memory_bytes: of address space."""
+    Needs a POSIX system. memory_bytes: limit of address space."""
     mark = secrets.token_hex(16)
     program = f"{program}\nprint()\nprint({mark!r})\n"
     with (

@@ -13,12 +13,12 @@ class Contention(NamedTuple):
 
     verify: float = 1.0
     draft: float = 1.0
-    """Of preparing successors."""
+    """Factor for preparing successors."""
     fresh: float = 1.0
-    """Of a draft that the target waits for."""
+    """Factor for a draft that the target waits for."""
     lasting: bool = False
-    """Whether a pass is slower from start to end, as with threads of its own; otherwise only while
-    the other side's pass runs too."""
+    """True if a pass is slower from start to end, as with threads of its own; otherwise it is
+    slower only while the other side's pass runs."""
 
 
 APART = Contention()
@@ -42,7 +42,7 @@ class Costs(Protocol):
 
     @property
     def has_own_cache(self) -> bool:
-        """Whether the drafter reads the prompt itself in serial mode; in async mode it always
+        """True if the drafter reads the prompt itself in serial mode; in async mode it always
         does."""
         ...
 
@@ -53,7 +53,7 @@ class Costs(Protocol):
 
     @property
     def rest_s(self) -> float:
-        """Of each round, beside draft and verification: text, delivery, the loop."""
+        """Seconds of each round beside draft and verification: text, delivery, the loop."""
         ...
 
     def verify(self, rows: int, context: float) -> float:

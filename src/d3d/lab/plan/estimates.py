@@ -1,5 +1,5 @@
-"""What recorded rounds imply for modes that did not run: hit rates of async mode, rounds of fused
-mode."""
+"""Estimates from recorded rounds for modes that did not run: hit rates of async mode, rounds of
+fused mode."""
 
 from __future__ import annotations
 

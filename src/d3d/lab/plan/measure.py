@@ -40,12 +40,12 @@ class Grid:
 
     contexts: tuple[int, ...] = (64, 512)
     draft_lengths: tuple[int, ...] = ()
-    """Of drafts; verifications have one row more. Empty: SIZES."""
+    """Draft lengths; verifications have one row more. Empty: SIZES."""
     outcomes: tuple[int, ...] = (1, 2, 4, 8, 16)
     threads: tuple[int, ...] = ()
     """Empty: torch's number of threads."""
     placement: str | None = None
-    """Of async mode's draft worker; None: the device's default."""
+    """Placement of async mode's draft worker; None: the device's default."""
     repeats: int = 7
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class Measurement:
             )
 
     def _settings(self, model: Model, placement: str) -> dict[str, Any]:
-        """What all samples of one file have in common."""
+        """Facts shared by all samples of one file."""
         drafter = model.parts.drafter
         return {
             "target": model.target.fingerprint,

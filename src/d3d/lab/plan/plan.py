@@ -29,12 +29,12 @@ class Scenario:
     trace: Trace
     outcomes: int = DEFAULT_OUTCOMES
     contention: Contention = APART
-    """Of async mode on the devices at hand."""
+    """Contention of async mode on the devices at hand."""
     hit_rate: float | None = None
     """Instead of what the trace tells."""
     fused_rows: int | None = None
     second_device: bool = False
-    """Whether the drafter has a device of its own."""
+    """True if the drafter has a device of its own."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""

@@ -33,7 +33,7 @@ GENERATED = 24
 
 
 class TimedPass(NamedTuple):
-    """What is timed; see `d3d.lab.plan.profile.Point`."""
+    """A pass to time; see `d3d.lab.plan.profile.Point`."""
 
     kind: Kind
     size: int
@@ -85,7 +85,7 @@ def open_request(target: NativeTarget | FusedEngine, text: list[int]) -> Request
 
 @dataclass
 class Probes:
-    """Of one model. State is set up on first use, and kept."""
+    """Probes of one model. State is set up on first use, and kept."""
 
     model: Model
     placement: str
@@ -219,7 +219,7 @@ def native(model: Model) -> tuple[OpenModel, NativeTarget]:
 
 
 def can_fuse(model: Model) -> bool:
-    """Whether fused mode works with this drafter."""
+    """True if fused mode works with this drafter."""
     if model.parts.drafter is None:
         return False
     try:

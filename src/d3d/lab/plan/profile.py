@@ -16,7 +16,7 @@ from d3d.errors import InvalidRequest, first_problem
 from d3d.lab.plan.costs import Contention, interpolate
 
 DIGITS = 9
-"""Of seconds in the file."""
+"""Decimal places of seconds in the file."""
 
 Kind = Literal[
     "verify",
@@ -30,10 +30,10 @@ Kind = Literal[
     "async_draft",
     "async_read",
 ]
-"""verify, draft, packed, fused: passes, each alone. switch: from a verdict to the next
-verification, on a hit. rest: of a round, beside draft and verification. async_verify, async_packed:
-the same passes in async mode on this machine, where both sides run; async_draft: a draft there that
-the target waits for; async_read: a request's first one, for which the worker reads the prompt."""
+"""verify, draft, packed, fused: single passes. switch: from a verdict to the next verification, on
+a hit. rest: of a round, beside draft and verification. async_verify, async_packed: the same passes
+in async mode on this machine, with both sides running; async_draft: a draft there that the target
+waits for; async_read: a request's first one, for which the worker reads the prompt."""
 
 
 class _Frozen(BaseModel):
@@ -48,7 +48,7 @@ class Point(_Frozen):
     """Rows of `verify` and `fused`, drafted tokens of `draft`, outcomes of `packed`; otherwise
     0."""
     draft_length: int = Field(0, ge=0)
-    """Of `packed` and of async mode; otherwise 0."""
+    """Draft length of `packed` and of async mode; otherwise 0."""
     context: int = Field(ge=0)
     """Committed tokens before the pass."""
     median_s: float = Field(ge=0, allow_inf_nan=False)
@@ -62,7 +62,7 @@ class MemoryUse(_Frozen):
 
     target_weights: int
     drafter_weights: int
-    """Of its own, beside those it shares with the target."""
+    """Bytes of its own, beside those it shares with the target."""
     cache_per_token: int
     """Keys and values of one token: the target's."""
     drafter_cache_per_token: int
@@ -78,7 +78,7 @@ class ProfileRun(_Frozen):
     dtype: str
     threads: int = Field(ge=1)
     placement: str
-    """Of async mode's draft worker."""
+    """Placement of async mode's draft worker."""
     points: list[Point]
     memory: MemoryUse
 

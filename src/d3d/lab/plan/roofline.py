@@ -22,7 +22,7 @@ from d3d.lab.plan.costs import APART, ONE_DEVICE, Contention
 from d3d.model.config import DecoderConfig
 
 BYTES = 2
-"""Of a bfloat16 number."""
+"""Bytes of a bfloat16 number."""
 
 Known = TypeVar("Known")
 
@@ -64,7 +64,8 @@ class DecoderShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's matrices: query and output, key and value, and the MLP's three."""
+        """Parameters of one layer's matrices: query and output, key and value, and the MLP's
+        three."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
@@ -85,7 +86,7 @@ class DecoderShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the whole model in bfloat16, with an embedding table beside the head."""
+        """Bytes of the whole model in bfloat16, with an embedding table beside the head."""
         return BYTES * (self.read_parameters + self.head_parameters)
 
     @classmethod
@@ -147,7 +148,7 @@ def _find(known: dict[str, Known], name: str, problem: str) -> Known:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How much of a data sheet is reached. Shares within 0 and 1, times in seconds."""
+    """Fraction of a data sheet's rates that is reached. Shares within 0 and 1, times in seconds."""
 
     bandwidth_share: float = 0.65
     """D3D's published rates imply 7.41 ms a token for plain Qwen3-8B in bfloat16: 0.66 of an H100's

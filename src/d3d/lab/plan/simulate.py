@@ -26,13 +26,13 @@ class RoundWork(NamedTuple):
     packed_s: float
     """Preparing the successors of this round's block."""
     hit: bool | None
-    """Whether this round's block is among the successors prepared in the round before; None if it
+    """True if this round's block is among the successors prepared in the round before; None if it
     wants none."""
     first: bool = False
-    """Whether it is a request's first round."""
+    """True if it is a request's first round."""
     read_s: float = 0.0
-    """Of a first round: the draft for which the worker reads the prompt, as in async mode; 0 if it
-    costs no more than others."""
+    """Seconds of a first round's draft, for which the worker reads the prompt in async mode; 0 if
+    it costs no more than others."""
 
 
 class ModelledTimes(NamedTuple):
@@ -44,7 +44,7 @@ class ModelledTimes(NamedTuple):
     ended: float
     prepared_until: float
     late: bool
-    """Whether its block was still being prepared when it was wanted."""
+    """True if its block was still being prepared when it was wanted."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where costs come from: a measured profile, or a data sheet."""
+"""Sources of costs: a measured profile, or a data sheet."""
 
 from __future__ import annotations
 

@@ -31,17 +31,17 @@ class TracedRound(NamedTuple):
     context: int
     """Committed tokens before the round."""
     first: bool = False
-    """Whether it is a request's first round, as far as is known; a trace's first one always is."""
+    """True if it is a request's first round, as far as known; a trace's first one always is."""
 
     @property
     def hit(self) -> bool | None:
-        """Whether the successor it wanted had been prepared, in time or late; None if unknown."""
+        """True if the successor it wanted had been prepared, in time or late; None if unknown."""
         fitted, readiness = self.record.fitted, self.record.readiness
         return fitted if fitted is not None or readiness in (None, "late") else readiness == "hit"
 
 
 class RecordedTime(NamedTuple):
-    """How long a recorded run took, and how it was computed, if known."""
+    """Duration of a recorded run and its dtype and threads, if known."""
 
     mode: str
     tpot_s: float

@@ -35,7 +35,7 @@ Look = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """How layers are chosen."""
+    """Settings by which layers are chosen."""
 
     fewest_layers: int = 1
     shortlist: int = 3

@@ -25,7 +25,7 @@ class _Text(NamedTuple):
     token_ids: Tensor
     batch: BlockBatch
     cache: Window | None
-    """Of the clean text, if its rows are the base model's, which no removal changes."""
+    """Cache of the clean text, if its rows are the base model's, which no removal changes."""
 
 
 class SlotLoss:

@@ -26,7 +26,7 @@ OPTION_HEADINGS = (
 
 
 def options_table(options: Sequence[Option], title: str) -> Table:
-    """The modes, and where the time of each goes."""
+    """The modes, and a breakdown of the time of each."""
     plain = options[0].tpot_s
     rows = []
     for option in options:

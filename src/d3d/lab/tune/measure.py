@@ -30,17 +30,17 @@ class CaseResult(NamedTuple):
     """A case, answered with one setup."""
 
     seconds: float
-    """After the first tokens."""
+    """Seconds after the first tokens."""
     tokens: int
     """After the first of each answer."""
     rounds: int = 0
     committed: int = 0
     answers_sha256: str = ""
-    """Of all ids."""
+    """Hash of all ids."""
 
 
 def ms_per_token(results: Iterable[CaseResult]) -> float:
-    """Of all answers together, so that concurrency lowers it."""
+    """Milliseconds per token of all answers together, so concurrency lowers it."""
     results = list(results)
     return 1000 * ratio(sum(each.seconds for each in results), sum(each.tokens for each in results))
 

@@ -27,7 +27,7 @@ class TuningPrompts(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """Of the prompts in their order."""
+        """Hash of the prompts, in order."""
         return hashlib.sha256(" ".join(map(ids_sha256, self.token_ids)).encode()).hexdigest()
 
 

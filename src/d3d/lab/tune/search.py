@@ -42,7 +42,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What is searched, on what."""
+    """Search space, prompts and settings."""
 
     space: Space
     cases: tuple[int, ...]
@@ -53,7 +53,7 @@ class SearchPlan:
     """Torch's own number: that of the plain decoding setups are compared with, and of the first
     setups."""
     identity: dict[str, Any]
-    """What must be the same when the search continues."""
+    """Facts that must be the same when the search continues."""
 
 
 class Search:
@@ -128,7 +128,7 @@ class Search:
 
     @property
     def default(self) -> Setup:
-        """Where the search begins: the defaults."""
+        """Start of the search: the defaults."""
         return self._setup(self._starts[0])
 
     def _setup(self, params: dict[str, Any]) -> Setup:

@@ -26,7 +26,7 @@ SPARED_NOTHING = {"serial.lookup": 0, "serial.least_kept": 0.0, "fused.lookup": 
 """Parameters that older trials lack, with the values they had."""
 MISS_POLICIES: tuple[MissPolicy, ...] = ("draft_now", "bonus_only")
 FIRST_CONFIDENCE = 0.12
-"""Where the search begins: about the share of a token that a row of a verification costs."""
+"""Start of the search: about the share of a token that a row of a verification costs."""
 FIRST_ROWS = 12
 
 PLAIN = PlainConfig()
@@ -89,7 +89,7 @@ class DrafterFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched."""
+    """Search space."""
 
     modes: tuple[str, ...]
     drafters: tuple[DrafterFacts, ...]
@@ -175,8 +175,8 @@ def _async(trial: Suggesting, space: Space, length: int) -> AsyncConfig:
 
 
 def starting_points(space: Space, threads: int) -> list[dict[str, Any]]:
-    """Where the search begins: each way with its defaults, and serial with an adaptive draft
-    length, and with lookup and pauses. threads: torch's own number."""
+    """Start of the search: each way with its defaults, and serial with an adaptive draft length,
+    and with lookup and pauses. threads: torch's own number."""
     serial = {
         "serial.draft_length": min(DEFAULT_DRAFT_LENGTH, space.longest),
         "serial.adaptive": False,

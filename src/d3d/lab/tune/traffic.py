@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT: Literal[1] = 1
 PERMISSIONS = 0o600
-"""Of a new file: requests are private."""
+"""Permissions of a new file: requests are private."""
 
 
 class Record(BaseModel):
@@ -38,7 +38,7 @@ class Record(BaseModel):
     kind: Literal["raw", "chat", "later turn"]
     """Raw text, the first turn of a conversation, or one of its later turns."""
     prompt_sha256: str
-    """Of the token ids."""
+    """Hash of the token ids."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
@@ -46,13 +46,13 @@ class Record(BaseModel):
     """Parameters other than their defaults; of stops only their number."""
     mode: str
     options: dict[str, Any] = {}
-    """Of the mode, as resolved; missing ones had their defaults."""
+    """Options of the mode, as resolved; missing ones had their defaults."""
     target: str
     """Fingerprint of its weights."""
     drafter: str | None = None
     """Fingerprint of its weights and its configuration; None in plain mode."""
     quantize: str | None = None
-    """What the weights were rounded to; None: nothing."""
+    """Weight quantization, such as "int8"; None if there is none."""
     ms_per_token: float | None = None
     rounds: tuple[tuple[int, int, int], ...] = ()
     thinking: bool | None = None
@@ -165,7 +165,7 @@ def read_traffic(path: Path) -> tuple[list[Record], int]:
 
 
 def is_traffic(path: Path) -> bool:
-    """Whether the first line of a file is a recorded request, possibly a damaged one."""
+    """True if the first line of a file is a recorded request, possibly a damaged one."""
     try:
         with path.open(encoding="utf-8") as file:
             first = json.loads(next((line for line in file if line.strip()), "{}"))

@@ -209,7 +209,7 @@ def _run(
 
 
 def _identity(plan: TunePlan, models: dict[str, Model]) -> dict[str, Any]:
-    """What must not change within a search."""
+    """Facts that must not change within a search."""
     model = _first(models)
     return {
         "target": model.target.fingerprint,
@@ -243,7 +243,7 @@ def _preset(
 def _tuned(
     plan: TunePlan, models: dict[str, Model], judged: list[Confirmed], parts: CaseSplit
 ) -> Tuned:
-    """Where the preset comes from."""
+    """Provenance of the preset."""
     best, drafter = judged[0], judged[0].setup.drafter
     plain_ms = min(each.ms_per_token for each in judged if each.setup.mode == "plain")
     facts = machine()

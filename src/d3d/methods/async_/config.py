@@ -32,13 +32,13 @@ Outcomes = Annotated[
 OnMiss = Annotated[
     MissPolicy | None,
     Field(
-        description="If no successor fits: draft_now (default) waits for a draft, bonus_only goes "
-        "on without."
+        description="On a miss: draft_now (default) waits for a fresh draft, bonus_only runs the "
+        "round without one."
     ),
 ]
 Where = Annotated[
     Placement | None,
-    Field(description="Where the drafter runs: thread, processes; on CUDA: streams, devices."),
+    Field(description="Placement of the drafter: thread, processes; on CUDA: streams, devices."),
 ]
 
 

@@ -37,7 +37,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True)
 class Policy:
-    """How a request drafts."""
+    """Drafting policy of a request."""
 
     draft_length: int
     outcome_budget: int
@@ -45,13 +45,13 @@ class Policy:
     patience_s: float = 1.0
     """Longest wait for the worker in a round."""
     hung_s: float = 120.0
-    """A worker with an open request that sends nothing for so long is ended. A long prompt takes it
-    a while."""
+    """Longest silence of a worker with an open request before it is ended. A long prompt takes it a
+    while."""
 
 
 @dataclass
 class _SequenceState:
-    """A sequence, and what the worker has been sent of it."""
+    """A sequence, and the part of it that the worker has."""
 
     sequence_id: int
     policy: Policy
@@ -61,7 +61,7 @@ class _SequenceState:
     draft: tuple[int, ...] = ()
     """Verified in the last round."""
     generation: int = -1
-    """Of the worker that knows the sequence."""
+    """Generation of the worker that knows the sequence."""
     num_sent: int = 0
     """Tokens of the text that this worker has been sent."""
     pending: WorkRequest | None = None
@@ -85,7 +85,7 @@ class _RoundState:
     block: Draft | None = None
     readiness: Readiness = "unprepared"
     fitted: bool = False
-    """Whether `block` is a successor."""
+    """True if `block` is a successor."""
     cause: str | None = None
 
 
@@ -152,8 +152,8 @@ class Coordinator:
     def draft(
         self, sequence_ids: Sequence[int], texts: Sequence[list[int]], lengths: Sequence[int]
     ) -> list[Draft]:
-        """Begin a round of each sequence: the blocks to verify behind `texts`, at most `lengths[i]`
-        tokens. On return, their successors have been requested from the worker."""
+        """Begin a round of each sequence: the blocks to verify after `texts`, at most `lengths[i]`
+        tokens each. On return, their successors have been requested from the worker."""
         with self._lock:
             rounds = [
                 self._begin(self._sequences[sequence_id], text, length)

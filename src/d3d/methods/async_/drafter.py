@@ -1,4 +1,4 @@
-"""Async mode's drafter: a draft is a prepared successor, or what the miss policy says."""
+"""Async mode's drafter: a draft is a prepared successor, or follows the miss policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AsyncDrafter(Drafter):
         self.coordinator, self.policy = coordinator, policy
         self._threads = threads
         self._ids: set[int] = set()
-        """Of requests that the coordinator has a sequence for."""
+        """Ids of requests with a sequence in the coordinator."""
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
         for request in requests:

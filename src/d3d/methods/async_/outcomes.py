@@ -48,12 +48,12 @@ class Doubt:
 
     A clean row predicts about as the target does, so it gives the probability of a token being
     *sampled*. A greedy target takes the best token however unlikely it is, and one at a low
-    temperature nearly so. A token of probability p is therefore taken to be kept with probability
-    p ** weight: weight 1 if the probabilities are right, near 0 if the best token always comes.
+    temperature nearly so. A token of probability p is therefore taken to be kept with probability p
+    ** weight: weight 1 if the probabilities are right, near 0 if the best token always comes.
 
-    The weight is rejections seen / rejections expected, where a token of probability p counts as
-    -ln p expected ones: the maximum-likelihood estimate if -ln p is the hazard of a rejection. Both
-    begin at PRIOR."""
+    The weight is rejections seen / rejections expected; a token of probability p counts as -ln p
+    expected ones: the maximum-likelihood estimate if -ln p is the hazard of a rejection. Both begin
+    at PRIOR."""
 
     def __init__(self) -> None:
         self._rejections = Estimate(1.0, PRIOR)

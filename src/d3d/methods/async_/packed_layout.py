@@ -19,7 +19,7 @@ class PackedRows(NamedTuple):
     """One sequence's rows of a packed pass."""
 
     layout: PassLayout
-    """Of batch 1."""
+    """Layout of batch 1."""
     predicting: Tensor
     """int64 [branches, draft_length + 1]: the row that predicts each drafted token of each branch,
     and the token after them."""

@@ -164,10 +164,10 @@ class PackedSession(PreparingSession):
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         """Blocks of the last pass, by length and last token of the text that they follow."""
         self._behind: tuple[int, ...] = ()
-        """Drafted tokens whose clean rows are in the cache, behind the text's."""
+        """Drafted tokens whose clean rows are in the cache, after the text's."""
         self._doubt = Doubt()
         self._expected: tuple[int, tuple[int, ...], list[float]] = (0, (), [])
-        """Of the last call of `likely_outcomes`: length of the text, the draft, and the
+        """From the last call of `likely_outcomes`: length of the text, the draft, and the
         probabilities that clean rows gave its first tokens, as far as these were their best."""
 
     @property
@@ -197,7 +197,7 @@ class PackedSession(PreparingSession):
         )
 
     def _learn(self, text: list[int]) -> None:
-        """Learn from the text what became of the draft whose outcomes were listed last."""
+        """Learn from the text the verdict on the draft whose outcomes were listed last."""
         start, draft, chances = self._expected
         decided = text[start : start + len(chances)]
         self._doubt.learn(chances, common_prefix(decided, draft), len(decided))
@@ -307,7 +307,7 @@ class PackedSession(PreparingSession):
             )
 
     def keep_text(self, text: Sequence[int], draft: Sequence[int]) -> None:
-        """Keep what a pass has appended of `text`; the draft's rows stay behind it, not counted."""
+        """Keep a pass's rows of `text`; the draft's rows stay after it, not counted."""
         self.cache.advance([len(text) - self.length])
         self._behind = tuple(draft)
 

@@ -1,4 +1,4 @@
-"""Where target and draft worker run, and on which cores."""
+"""Placement of target and draft worker on devices and cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ both need more than one."""
 
 
 def check_placement(name: str, device: torch.device) -> None:
-    """Raises InvalidRequest for a placement that does not exist, or not for a target on this
+    """Check a placement. Raises InvalidRequest if it does not exist, or does not fit the target's
     device."""
     if name not in PLACEMENTS:
         raise InvalidRequest(f"placement: {name!r} is not one of {', '.join(PLACEMENTS)}")
@@ -55,7 +55,7 @@ def other_device(device: torch.device) -> torch.device:
 
 
 def _without_cuda() -> str:
-    """Why CUDA is missing; empty if it is not."""
+    """Reason why CUDA is missing; empty if it is not."""
     if torch.cuda.is_available():
         return ""
     return (
@@ -85,10 +85,10 @@ class Room(NamedTuple):
 
 
 def room_for_worker(device: torch.device, num_cores: int, *, is_stored: bool) -> Room:
-    """Where auto mode would run a draft worker.
+    """Placement of auto mode's draft worker.
 
-    device: the target's; is_stored: whether the drafter came from a checkpoint, which a process can
-    load again."""
+    device: the target's; is_stored: True if the drafter came from a checkpoint, which another
+    process can load."""
     if device.type == "cuda":
         reasons = []
         for name in ("devices", "streams"):

@@ -24,7 +24,8 @@ class PreparingSession(ABC):
 
     @abstractmethod
     def likely_outcomes(self, text: list[int], draft: Sequence[int], budget: int) -> list[Outcome]:
-        """At most `budget` verdicts to expect on `draft` behind `text`, the likeliest first."""
+        """At most `budget` likely verdicts on `draft`, which follows `text`, the likeliest
+        first."""
 
     @abstractmethod
     def prepare(

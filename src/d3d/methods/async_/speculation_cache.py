@@ -19,7 +19,7 @@ class SpeculationCache:
         self._expected: dict[int, int] = {}
         self._blocks: dict[int, dict[Outcome, Draft]] = {}
         self.num_stale = 0
-        """Answers for rounds that were not expected any more."""
+        """Answers for rounds that were no longer expected."""
 
     def __len__(self) -> int:
         """Blocks held."""
@@ -48,7 +48,7 @@ class SpeculationCache:
         return block
 
     def has(self, sequence_id: int, round_id: int) -> bool:
-        """Whether the round's successors are here, for whichever outcomes."""
+        """True if the round's successors are here, for any outcomes."""
         return self._expected.get(sequence_id) == round_id and sequence_id in self._blocks
 
     def forget(self, sequence_id: int) -> None:

@@ -35,9 +35,10 @@ class WorkerLink:
         self.generation = 0
         """Number of the worker; a new one has none of the old one's sequences."""
         self.cause = "absent"
-        """Why no worker answers: absent, starting, dead, hung or broken; empty if one does."""
+        """Reason why no worker answers: absent, starting, dead, hung or broken; empty if one
+        does."""
         self.notes: list[str] = []
-        """What has happened to workers; the reader clears it."""
+        """Events of workers, as messages; the reader clears them."""
 
     @property
     def worker(self) -> Worker | None:
@@ -84,7 +85,7 @@ class WorkerLink:
         return message  # type: ignore[return-value]  # whatever a worker sends is one of these
 
     def end_hung(self, seconds: float) -> None:
-        """End a worker that has been silent for so long, and replace it."""
+        """End a worker that has been silent for this long, and replace it."""
         self._end("hung", f"did not answer for {seconds:g} s and was ended")
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Worker(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for its end, at most so long."""
+        """Wait for its end, up to a limit in seconds."""
         ...
 
 

@@ -75,7 +75,7 @@ class ModeTimes:
     def __init__(self) -> None:
         self._rounds: dict[str, deque[RoundCost]] = {}
         self._summaries: dict[str, _ModeSummary] = {}
-        """Of modes whose rounds have not changed since they were summarized."""
+        """Summaries of modes whose rounds have not changed since."""
 
     def add(self, mode: str, cost: RoundCost) -> None:
         self._rounds.setdefault(mode, deque(maxlen=WINDOW)).append(cost)
@@ -164,7 +164,7 @@ class _ModeTurn:
 
     @property
     def is_warm_up(self) -> bool:
-        """Whether the next round is a warm-up round and must not be timed."""
+        """True if the next round is a warm-up round and must not be timed."""
         return self.num_rounds == 0 and self.mode != PLAIN
 
 
@@ -340,8 +340,8 @@ class Chooser:
         return ALLOWED_ROUNDS * (self.times.tpot_s(PLAIN) or 0.0) + ALLOWED_SHARE * self._elapsed_s
 
     def _is_affordable(self, mode: str, remaining: int, missing: Mapping[str, int]) -> bool:
-        """Whether a trial should keep the debt within its limit. Each round of a mode that was
-        never tried is taken to cost one plain round too many; its limit is higher."""
+        """True if a trial should keep the debt within its limit. Each round of a mode that was
+        never tried is assumed to cost one plain round too many; its limit is higher."""
         if mode == PLAIN:
             return True
         plain, limit = self.times.tpot_s(PLAIN) or 0.0, self._limit_s

@@ -37,8 +37,8 @@ class AutoConfig(MethodConfig):
     placement: Where = None
 
     def candidates(self, facts: Facts) -> tuple[dict[str, MethodConfig], dict[str, str]]:
-        """Methods that can be tried, in that order, and why the others can't. Raises
-        InvalidRequest for options that only methods look at which are left out."""
+        """Methods to try, in order, and the reasons why others can't be. Raises InvalidRequest for
+        options that only excluded methods use."""
         from d3d.methods.async_.placement import available_cores, room_for_worker
 
         if facts.drafter is None:
@@ -93,7 +93,7 @@ class AutoConfig(MethodConfig):
         return {"modes": methods, "left_out": left_out}
 
     def build(self, parts: Parts) -> Built:
-        """The target is fused mode's, if that is among the methods."""
+        """Build all candidates. The target is fused mode's, if that is among them."""
         from d3d.methods.auto.drafter import AutoDrafter
         from d3d.methods.costs import machine_costs
 

@@ -16,7 +16,7 @@ from d3d.methods.auto.chooser import PLAIN, AutoReport, Chooser, ModeTimes, Roun
 
 
 class AutoDrafter(Drafter):
-    """Chooses one mode a round for all running requests. What it measures is kept by the number of
+    """Chooses one mode per round for all running requests. Measurements are kept by the number of
     requests that run together."""
 
     def __init__(
@@ -26,8 +26,8 @@ class AutoDrafter(Drafter):
         *,
         required: Collection[str] = (),
     ) -> None:
-        """candidates: drafters by mode, in the order in which they are tried; left_out: why other
-        modes are not among them; required: candidates that must be able to start."""
+        """candidates: drafters by mode, in the order of trial; left_out: reasons why other modes
+        are not among them; required: candidates that must be able to start."""
         self.candidates = dict(candidates)
         self.max_draft_length = max(
             (drafter.max_draft_length for drafter in candidates.values()), default=0
@@ -68,7 +68,7 @@ class AutoDrafter(Drafter):
         self._prefill = RoundCost(seconds, num_tokens)
         if self._members:
             self.chooser.prefill = self._prefill
-        else:  # an answer of one token has a report, too
+        else:  # an answer of one token has a report too
             self.chooser = self._new_chooser(ModeTimes())
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
@@ -92,7 +92,7 @@ class AutoDrafter(Drafter):
             return [NO_DRAFT for _ in requests]
         try:
             drafts = self.candidates[mode].propose(requests)
-        except Exception as error:  # whatever a drafter raises, the other modes go on
+        except Exception as error:  # a drafter's failure must not end the other modes
             return self._drop(
                 mode, f"the drafter failed: {type(error).__name__}: {error}", requests
             )
@@ -102,7 +102,7 @@ class AutoDrafter(Drafter):
     def _turn_to(self, mode: str) -> None:
         if self._mode in self.candidates:
             for request in self._members.values():
-                with suppress(Exception):  # the next mode is not to suffer for it
+                with suppress(Exception):  # this must not affect the next mode
                     self.candidates[self._mode].suspend(request)
         self._mode = mode
 
@@ -127,7 +127,7 @@ class AutoDrafter(Drafter):
     def end(self, request: Request) -> None:
         self._members.pop(request.id, None)
         for drafter in self.candidates.values():
-            with suppress(Exception):  # the others must forget it, too
+            with suppress(Exception):  # the others must forget it too
                 drafter.end(request)
 
     def close(self) -> None:

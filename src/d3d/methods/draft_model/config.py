@@ -9,8 +9,8 @@ from d3d.methods.base import DEFAULT_DRAFT_LENGTH, Built, DraftLength, Facts, Me
 
 
 class DraftModelConfig(MethodConfig):
-    """A smaller causal model of the same tokenizer drafts token by token: the model that `drafter`
-    names, or the D3D drafter's own causal rows."""
+    """Draft token by token with a smaller causal model of the same tokenizer: the model that
+    `drafter` names, or the D3D drafter's own causal rows."""
 
     summary: ClassVar[str] = "a smaller causal model drafts token by token"
     method: Literal["draft_model"] = "draft_model"

@@ -19,10 +19,10 @@ from d3d.target.native import NativeTarget
 
 
 def autoregressive_head(drafter: DrafterModel) -> Transformer:
-    """A block drafter's own clean rows as a causal drafter: what its blocks have to beat.
+    """A block drafter's own clean rows as a causal drafter: the baseline for its blocks.
 
     Raises InvalidRequest for a drafter whose deltas act on clean rows too: without slots it is not
-    what was trained."""
+    the model that was trained."""
     if drafter.config.delta is not None and not drafter.config.clean_rows_are_base:
         raise InvalidRequest(
             "draft_model: this drafter's deltas act on clean rows too; name a causal model to "
@@ -32,9 +32,9 @@ def autoregressive_head(drafter: DrafterModel) -> Transformer:
 
 
 class DraftModelDrafter(Drafter):
-    """Greedy drafts of a causal model, one pass a token.
+    """Drafts greedily with a causal model, one pass per token.
 
-    Between drafts its cache may hold drafted tokens, which the next draft forgets unless they were
+    Between drafts its cache may hold drafted tokens; the next draft drops those that were not
     kept."""
 
     def __init__(self, model: Transformer, target_vocab_size: int, max_draft_length: int) -> None:
@@ -42,13 +42,13 @@ class DraftModelDrafter(Drafter):
         self._target_vocab_size = target_vocab_size
         self._model = NativeTarget(model)
         self._held: dict[int, list[int]] = {}
-        """Tokens whose rows are cached, by request."""
+        """Tokens in the cache, by request."""
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
         vocab_size, limit = self._model.vocab_size, self._model.max_length
         drafts, wanted = {}, {}
         for request in requests:
-            # the last drafted token is never run, so a text may grow up to the context's end
+            # the last drafted token is never run, so a text may fill the whole context
             room = min(request.draft_room(self.max_draft_length), limit - len(request))
             if max(request.token_ids) >= vocab_size:
                 drafts[request.id] = unknown_id(vocab_size)
@@ -78,21 +78,21 @@ class DraftModelDrafter(Drafter):
         }
 
     def _missing(self, request: Request) -> list[int]:
-        """Tokens that are yet to be run, the anchor always among them; the cache forgets what was
-        not kept, and catches up if it lacks more than a round can bring."""
+        """Tokens still to process, always including the anchor. Crops rejected tokens from the
+        cache, and catches up if it lacks more than one round can add."""
         held = self._held.setdefault(request.id, [])
         shared = common_prefix(held, request.token_ids[:-1])
         if shared < len(held):
             self._model.cache.crop(request.id, shared)
             del held[shared:]
         feed = request.token_ids[shared:]
-        if len(feed) > self.max_draft_length + 1:  # in a pass of all it would make others padding
+        if len(feed) > self.max_draft_length + 1:  # in a common pass the others would be padding
             self._run({request.id: feed[:-1]})
             feed = feed[-1:]
         return feed
 
     def _run(self, feeds: dict[int, list[int]]) -> dict[int, Tensor]:
-        """Float32 logits [target_vocab_size] behind each request's tokens."""
+        """Logits after each request's tokens, float32 [target_vocab_size]."""
         ids = list(feeds)
         outputs = self._model.forward(
             ids, [feeds[request_id] for request_id in ids], last_only=True

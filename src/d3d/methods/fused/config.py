@@ -15,7 +15,7 @@ FusedRows = Annotated[
     int | None,
     Field(
         ge=2,
-        description="Most rows of a pass for each request. Default: the preset's, else measured "
+        description="Maximum rows of a pass per request. Default: the preset's, else measured "
         "once per machine.",
     ),
 ]

@@ -1,9 +1,8 @@
-"""Fused mode: one pass verifies a draft and makes the next, where the drafter is the target with
-deltas at slots.
+"""Fused mode: one pass verifies a draft and makes the next.
 
-Clean rows of the pass are the target's own, so what they say is the verdict. Behind each of them
-hang slots, so that the next draft is there whatever number of tokens is kept. They never saw the
-bonus token; they predict what follows it."""
+The drafter must be the target with deltas at slots only, so the pass's clean rows give the verdict.
+Slots follow each of them, so that the next draft is ready however many tokens are kept. Slots have
+not seen the bonus token; they predict what follows it."""
 
 from __future__ import annotations
 
@@ -31,27 +30,27 @@ from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
 
 LONGEST_COPY = 8
-"""Most tokens of a draft that is copied from the text, or continued by a copy."""
+"""Maximum length of a draft that is copied from the text, or continued by a copy."""
 
 FREE_ROUNDS = 16
-"""In one round of so many rows cost nothing: tokens that were never kept would else never be
-drafted again, and might be kept by now."""
+"""Interval, in rounds, at which rows are free of cost. Otherwise tokens that were never kept would
+never be drafted again."""
 
 
 def longest_fused_draft(longest_group: int, lookup: int) -> int:
-    """Most tokens of a draft: what a group of slots can draft (a block's first token is the
-    target's own here), or the longest copy."""
+    """Maximum draft length: what a group of slots can draft (a block's first token is the target's
+    own here), or the longest copy."""
     return max(longest_group, LONGEST_COPY if lookup else 0)
 
 
 def check_fused(model: DrafterModel, base: Transformer) -> None:
-    """Raises InvalidRequest if the drafter's clean rows are not those of `base`, or its slots
+    """Raise InvalidRequest if the drafter's clean rows are not those of `base`, or its slots
     predict what the target chooses."""
     check_fused_config(model.config, clean_rows_are_targets=clean_rows_are_of(model, base))
 
 
 def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -> None:
-    """`check_fused` without the weights."""
+    """Check a drafter's config as `check_fused` does, without the weights."""
     if not clean_rows_are_targets:
         raise InvalidRequest(
             "method: fused needs a drafter that is the target itself with deltas at slots only, "
@@ -71,7 +70,7 @@ def check_fused_config(config: DrafterConfig, *, clean_rows_are_targets: bool) -
 
 
 class DraftedGroup(NamedTuple):
-    """What the slots behind one row came to."""
+    """States and logits of the slots that follow one row."""
 
     states: Tensor
     """[size, hidden_size]."""
@@ -81,36 +80,36 @@ class DraftedGroup(NamedTuple):
 
 @dataclass
 class _FusedRequest:
-    """What is known of a request."""
+    """State of a request in fused mode."""
 
     survival: Survival
     copies: CopiedOffers | None
     groups: list[DraftedGroup] = field(default_factory=list)
-    """Drafted by the last pass: behind its first row, its second, and so on."""
+    """Groups drafted by the last pass: after its first row, its second, and so on."""
     plan: RowPlan = NO_SLOTS
-    """What the next pass is to hold."""
+    """Rows of the next pass."""
     last: _LastPass | None = None
     faulty: bool = False
-    """Whether its slots have spoilt a pass."""
+    """True if its slots have spoilt a pass."""
 
 
 class _LastPass(NamedTuple):
-    """How a request's last pass was planned."""
+    """Plan of a request's last pass."""
 
     anchor: int
-    """Place of its anchor in the text."""
+    """Position of its anchor in the text."""
     num_drafted: int
     of_slots: int
-    """How many of the drafted tokens, the first ones, slots have drafted; the rest was copied."""
+    """Number of first drafted tokens that came from slots; the rest was copied."""
     looked_up: bool
-    """Whether all came from the text itself."""
+    """True if all came from the text itself."""
     number: int = 0
-    """Rounds before it."""
+    """Number of rounds before it."""
 
 
 class FusedEngine(Target, Drafter):
-    """Target and drafter in one: `propose` picks the group that the verdict calls for and plans
-    the pass that `verify` runs."""
+    """Target and drafter in one: `propose` picks the group that fits the verdict and plans the pass
+    that `verify` runs."""
 
     def __init__(
         self,
@@ -122,9 +121,9 @@ class FusedEngine(Target, Drafter):
         lookup: int = 0,
         row_price: float = 0.0,
     ) -> None:
-        """draft_length: most tokens of a draft; rows: most rows of a pass for each request, the
-        anchor's included (a batch adds padding); lookup: see `FusedConfig`; row_price: tokens that
-        a row must promise to be computed. Raises InvalidRequest as `check_fused`."""
+        """draft_length: maximum draft length; rows: maximum rows of a pass per request, the
+        anchor's included (a batch adds padding); lookup: see `FusedConfig`; row_price: expected
+        tokens that justify a row. Raises InvalidRequest as `check_fused`."""
         check_fused(model, native.model)
         longest_group = model.config.longest_slot_draft
         self.native, self.model = native, model
@@ -168,18 +167,18 @@ class FusedEngine(Target, Drafter):
         self.suspend(request)
         self.native.end(request)
 
-    # The drafter's half
+    # Drafter
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
         return [self._propose(request, self._member(request)) for request in requests]
 
     def set_plan(self, request: Request, plan: RowPlan) -> None:
-        """Say which rows a request's next pass has, beside its anchor and its draft."""
+        """Set the rows of a request's next pass, beside its anchor and its draft."""
         self._member(request).plan = plan
 
     def plan_of(self, request: Request) -> RowPlan:
-        """The rows that a request's next pass is to have."""
+        """Planned rows of a request's next pass."""
         return self._member(request).plan
 
     def _member(self, request: Request) -> _FusedRequest:
@@ -203,7 +202,7 @@ class FusedEngine(Target, Drafter):
             offers = copies.continued(request.token_ids, offer), copies.offer(request.token_ids)
             offer = max(offers, key=lambda each: each.promise(most))
         room = self.max_length - len(request)
-        # a draft cut short says where the answer must end
+        # a draft cut short marks the end of the answer
         remaining = min(length, room) if length < self.max_draft_length else room
         number = 0 if member.last is None else member.last.number + 1
         price = self.row_price if number % FREE_ROUNDS else 0.0
@@ -217,8 +216,8 @@ class FusedEngine(Target, Drafter):
         return Draft(tokens, looked_up=copied, num_slots=sum(plan.groups))
 
     def _group(self, request: Request, member: _FusedRequest) -> DraftedGroup | None:
-        """The slots behind the last token that was kept, after learning from the verdict; None if
-        there are none."""
+        """Slots after the last kept token, after learning from the verdict; None if there are
+        none."""
         last = member.last or _LastPass(len(request) - 2, 0, 0, looked_up=False)
         num_accepted = len(request) - last.anchor - 2
         if last.looked_up and member.copies is not None:
@@ -232,7 +231,7 @@ class FusedEngine(Target, Drafter):
         return groups[num_accepted] if is_there else None
 
     def _choose(self, group: DraftedGroup, request: Request) -> Offer:
-        """Tokens, and the drafter's probability of each."""
+        """Chosen tokens, and the drafter's probability of each."""
         states = group.states[None]
         logits = self.model.without_mask_token(group.logits[None], self.vocab_size)
         last = torch.tensor([last_tokens(request.token_ids)], device=states.device)
@@ -241,7 +240,7 @@ class FusedEngine(Target, Drafter):
         probabilities = chosen.logprobs[0].exp().tolist()
         return Offer(tuple(chosen.token_ids[0].tolist()), tuple(probabilities))
 
-    # The target's half
+    # Target
 
     @torch.inference_mode()
     def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
@@ -267,7 +266,9 @@ class FusedEngine(Target, Drafter):
                 member.faulty |= not is_finite
                 member.groups = []
             self.native.cache.crop(request.id, length)
-        for sequence_id in self.native.cache.ids:  # slots of the pass fall behind bystanders, too
+        for sequence_id in (
+            self.native.cache.ids
+        ):  # the pass also appended slots after sequences that are not in it
             self.native.cache.clear_behind(sequence_id)
         return self.native.verify(requests, drafts)
 
@@ -279,7 +280,7 @@ class FusedEngine(Target, Drafter):
     ) -> list[LogitRows]:
         window = self.native.cache.window([request.id for request in requests])
         place = {sequence_id: row for row, sequence_id in enumerate(window.ids)}
-        trunks: list[list[int]] = [[0] for _ in window.ids]  # any token for those between
+        trunks: list[list[int]] = [[0] for _ in window.ids]  # any token for sequences between them
         sizes: list[tuple[int, ...]] = [() for _ in window.ids]
         for request, draft, plan in zip(requests, drafts, plans, strict=True):
             trunks[place[request.id]] = [request.anchor, *draft.token_ids]
@@ -301,7 +302,7 @@ class FusedEngine(Target, Drafter):
         return rows
 
     def _run(self, layout: PassLayout, window: Window) -> tuple[Tensor, Tensor]:
-        """States and logits of all rows."""
+        """Run a pass; returns states and logits of all rows."""
         with self.native.timed():
             positions = layout.rows.position
             hidden = self.model.hidden(
@@ -316,8 +317,9 @@ def fused_layout(
     trunks: Sequence[list[int]],
     sizes: Sequence[tuple[int, ...]],
 ) -> PassLayout:
-    """Rows of a fused pass. trunks[b]: anchor and drafted tokens of sequence b; sizes[b][i]: slots
-    to hang at its row i, with fewer entries than rows if the last rows have none."""
+    """Layout of a fused pass. trunks[b]: anchor and drafted tokens of sequence b; sizes[b][i]:
+    number of slots that follow its row i, with fewer entries than rows if the last rows have
+    none."""
     groups = [
         [
             SlotGroup(start + row, start + row + 1, [MASKED] * size)

@@ -1,5 +1,4 @@
-"""Drafts to choose from in fused mode: what the slots of the last pass say, and what the text
-itself holds."""
+"""Candidate drafts in fused mode: from the slots of the last pass, and from the text itself."""
 
 from __future__ import annotations
 
@@ -15,25 +14,25 @@ PRIOR_COPIED = 0.75
 """Prior acceptance probability of a copied token that follows slot-drafted tokens."""
 
 PRIOR_TOKENS = 4
-"""Tokens that this prior counts for."""
+"""Weight of this prior, in tokens."""
 
 
 class Offer(NamedTuple):
-    """Tokens that may be drafted."""
+    """Tokens available for drafting."""
 
     tokens: tuple[int, ...]
     confidences: tuple[float, ...]
-    """The probability that each is kept, given that those before it are."""
+    """Probability that each is kept given that those before it are."""
     looked_up: bool = False
 
     def promise(self, most: int) -> float:
-        """Expected number of its first `most` tokens that are kept."""
+        """Expected number of kept tokens among its first `most`."""
         return float(sum(accumulate(self.confidences[:most], mul)))
 
 
 class CopiedOffers:
-    """Offers copied from one request's own text. How much of them is kept is what this text has
-    shown so far."""
+    """Offers copied from one request's own text, with the acceptance that copies from this text
+    have had."""
 
     def __init__(self, shortest: int, draft_length: int) -> None:
         self._past = PromptLookup(shortest)
@@ -42,7 +41,8 @@ class CopiedOffers:
         self._continued = Estimate(PRIOR_COPIED, PRIOR_TOKENS)
 
     def offer(self, token_ids: list[int]) -> Offer:
-        """Nothing if the text's end does not stand earlier in it."""
+        """Copy what followed the text's end earlier; an empty offer if it has not occurred
+        before."""
         tokens = self._past.copy(token_ids, self._length)
         if not tokens:
             return Offer((), (), looked_up=True)
@@ -52,7 +52,7 @@ class CopiedOffers:
         return Offer(tokens, confidences, looked_up=True)
 
     def continued(self, token_ids: list[int], offer: Offer) -> Offer:
-        """The offer, followed by what stands behind its last tokens earlier in the text."""
+        """Extend an offer by what followed its last tokens earlier in the text."""
         room = self._length - len(offer.tokens)
         if not offer.tokens or room < 1:
             return offer
@@ -63,7 +63,7 @@ class CopiedOffers:
         )
 
     def add_continued(self, first: int, num_drafted: int, num_accepted: int) -> None:
-        """Learn from a verdict on such a draft, whose tokens are copies from `first` on."""
-        # a token behind one that was not kept says nothing
+        """Learn from a verdict on such a draft; its tokens are copies from `first` on."""
+        # tokens after a rejected one say nothing
         judged = min(num_drafted, num_accepted + 1)
         self._continued.add(max(0, num_accepted - first), max(0, judged - first))

@@ -1,5 +1,5 @@
-"""Rows of a fused pass: drafted tokens to verify, and behind each row slots in case it is the last
-one kept. It knows probabilities and a number of rows, no tensors."""
+"""Row plans of a fused pass: drafted tokens to verify, and after each row slots in case it is the
+last one kept. Works on probabilities and a row budget, without tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PRIOR_KEPT = 0.65
 """Prior acceptance probability of a slot-drafted token, given that those before it are kept."""
 
 PRIOR_ROUNDS = 4
-"""Rounds that the prior counts for."""
+"""Weight of the prior, in rounds."""
 
 NEXT_ROUND = 0.6
-"""Worth of a token of the next round's draft, if one of this round is worth 1: it may not get a row
+"""Value of a token of the next round's draft, relative to one of this round: it may get no row
 there (docs/log.md)."""
 
 
@@ -25,7 +25,7 @@ class RowPlan(NamedTuple):
     num_drafted: int
     """Drafted tokens to verify."""
     groups: tuple[int, ...]
-    """Tokens to draft behind the anchor and behind each drafted token, [num_drafted + 1]."""
+    """Tokens to draft after the anchor and after each drafted token, [num_drafted + 1]."""
 
 
 NO_SLOTS = RowPlan(0, ())
@@ -38,13 +38,13 @@ def plan_rows(
     remaining: int,
     price: float = 0.0,
 ) -> RowPlan:
-    """The rows that promise most tokens, kept in this round and drafted for the next, less what
-    they cost.
+    """Choose the rows that promise most tokens, kept in this round and drafted for the next, less
+    their cost.
 
-    confidences: probability of each drafted token on offer, given that those before it are kept;
-    survival[j]: probability that the first j + 1 tokens of the next draft are kept; rows: most rows
-    of the pass, the anchor's included; remaining: tokens that the draft and what follows it may
-    still come to; price: tokens that the time of a row is worth."""
+    confidences: probability of each offered token given that those before it are kept; survival[j]:
+    probability that the first j + 1 tokens of the next draft are kept; rows: maximum rows of the
+    pass, the anchor's included; remaining: tokens that may still be committed; price: tokens that
+    the time of a row is worth."""
     reached = [1.0, *accumulate(confidences, mul)]
     best, promised = RowPlan(0, (0,)), -1.0
     for num_drafted in range(min(len(confidences), rows - 1, remaining) + 1):

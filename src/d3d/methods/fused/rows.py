@@ -1,5 +1,5 @@
-"""How many rows a fused pass should have on this machine: measured pass times against the tokens
-that more rows bring."""
+"""Best number of rows of a fused pass on this machine: measured pass times against the tokens that
+more rows bring."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BUDGETS = (3, 5, 8, 12, 16, 24, 32)
 CONTEXT = 128
 REPEATS = 5
 PRICE_ROWS = (4, 16)
-"""Passes between which the price of a row is measured."""
+"""Row counts of the two passes from which the price of a row is measured."""
 SIMULATED_ROUNDS = 300
 
 
 def row_price(target: NativeTarget, model: DrafterModel, draft_length: int) -> float:
-    """Tokens that the time of one more row of a fused pass is worth, a plain pass bringing one."""
+    """Price of one more row of a fused pass, in tokens; a plain pass is worth one."""
     plain = pass_seconds(target, model, draft_length, 1)
     few, many = (pass_seconds(target, model, draft_length, rows) for rows in PRICE_ROWS)
     first, last = PRICE_ROWS
@@ -36,8 +36,8 @@ def row_price(target: NativeTarget, model: DrafterModel, draft_length: int) -> f
 def best_rows(
     target: NativeTarget, model: DrafterModel, draft_length: int, price: float = 0.0
 ) -> int:
-    """The budget of least time per token, for a drafter that keeps PRIOR_KEPT of what follows a
-    kept token. price: see `plan_rows`. Takes some forty passes."""
+    """Row budget with the least time per token, for a drafter with acceptance probability
+    PRIOR_KEPT. price: see `plan_rows`. Takes some forty passes."""
     fitting = [rows for rows in BUDGETS if rows + 2 <= target.max_length] or [BUDGETS[0]]
     if len(fitting) == 1:
         return fitting[0]
@@ -51,8 +51,8 @@ def best_rows(
 
 
 def expected_tokens(rows: int, draft_length: int, price: float = 0.0) -> float:
-    """Simulated tokens a round: drafted tokens are kept with PRIOR_KEPT each, and the drafter is
-    now surer, now less."""
+    """Simulated tokens per round: drafted tokens are kept with probability PRIOR_KEPT each, and
+    confidences vary between rounds."""
     rng = random.Random(0)
     survival = Survival(draft_length, PRIOR_KEPT, PRIOR_ROUNDS).shares
     size, tokens = 0, 0
@@ -70,7 +70,7 @@ def expected_tokens(rows: int, draft_length: int, price: float = 0.0) -> float:
 def pass_seconds(
     target: NativeTarget, model: DrafterModel, draft_length: int, rows: int, price: float = 0.0
 ) -> float:
-    """Median time of a pass of at most so many rows behind a text of at most CONTEXT tokens."""
+    """Median time of a pass of at most this many rows after a text of at most CONTEXT tokens."""
     survival = Survival(draft_length, PRIOR_KEPT, PRIOR_ROUNDS).shares
     confidences = [PRIOR_KEPT] * draft_length
     plan = plan_rows(confidences, survival, rows, draft_length + rows, price)

@@ -12,10 +12,10 @@ DEFAULT_LONGEST = 3
 
 LookupMin = Annotated[
     int | None,
-    Field(ge=1, description="Tokens of the shortest run that is looked for. Default: 1."),
+    Field(ge=1, description="Shortest run to match, in tokens. Default: 1."),
 ]
 LookupMax = Annotated[
-    int | None, Field(ge=1, description="Tokens of the longest run that is looked for. Default: 3.")
+    int | None, Field(ge=1, description="Longest run to match, in tokens. Default: 3.")
 ]
 
 

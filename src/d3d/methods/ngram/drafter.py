@@ -1,4 +1,4 @@
-"""A drafter without a model: prompt lookup alone."""
+"""Drafter without a model: prompt lookup alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from d3d.methods.ngram.lookup import PromptLookup
 
 
 class NgramDrafter(Drafter):
-    """Copies what followed the last time that the text ended like this."""
+    """Copies what followed the latest earlier occurrence of the text's last tokens."""
 
     def __init__(self, max_draft_length: int, shortest: int = 1, longest: int = 3) -> None:
-        """shortest, longest: tokens of the runs that are looked for. Raises ValueError unless
-        1 <= shortest <= longest."""
+        """shortest, longest: lengths of matched runs, in tokens. Raises ValueError unless 1 <=
+        shortest <= longest."""
         if not 1 <= shortest <= longest:
             raise ValueError(f"shortest must be within 1 and longest, got {shortest} and {longest}")
         self.max_draft_length = max_draft_length

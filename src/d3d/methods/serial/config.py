@@ -20,15 +20,15 @@ from d3d.methods.base import (
 
 DenoiseSteps = Annotated[
     int | None,
-    Field(ge=1, description="Drafter passes a block, at most draft_length. Default: 1."),
+    Field(ge=1, description="Drafter passes per block, at most draft_length. Default: 1."),
 ]
 DraftConfidence = Annotated[
     float | None,
     Field(
         ge=0,
         le=1,
-        description="Cut a draft where its probability of being kept as a whole, by the drafter's "
-        "own figures, falls below this. Default: no cut.",
+        description="Cut a draft once the probability that all of it is kept, by the drafter's "
+        "own estimate, falls below this. Default: no cut.",
     ),
 ]
 LeastKept = Annotated[

@@ -1,4 +1,4 @@
-"""The passes that fill blocks: catch up with the committed tokens and draft, in one pass."""
+"""Passes that fill blocks: catch up with the committed tokens and draft, in one pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from d3d.model.layout import MASKED, PassLayout, SlotGroup, lay_out
 NOT_FINITE = "the drafter's logits are not finite"
 
 CATCH_UP_ROWS = 1024
-"""More missing clean tokens than this run in passes of their own before the pass that drafts."""
+"""Limit of missing clean tokens in a drafting pass; more run in passes of their own before it."""
 
 
 class BlockDenoiser:
@@ -42,8 +42,8 @@ class BlockDenoiser:
     def draft(
         self, ids: Sequence[int], texts: Sequence[list[int]], lengths: Sequence[int]
     ) -> list[Draft]:
-        """A draft of at most `lengths[i]` tokens to follow the token ids `texts[i]` of sequence
-        `ids[i]`, which is in the cache."""
+        """Draft at most `lengths[i]` tokens after the text `texts[i]` (token ids) of sequence
+        `ids[i]`, which must be in the cache."""
         config, limit = self.model.config, self.model.transformer.config.max_length
         wanted = {
             sequence_id: max(0, min(length, config.block_size, limit - len(text)))
@@ -54,14 +54,16 @@ class BlockDenoiser:
         window = self.cache.window(ids)
         by_id = dict(zip(ids, texts, strict=True))
         known = [
-            # a text that the drafter's context can't hold goes along up to there, without a draft;
-            # a sequence that is only between the others, with any text
+            # a text beyond the drafter's context is cut to it and gets no draft; sequences that
+            # only lie between the others get any text
             by_id[sequence_id][:limit] if sequence_id in by_id else [0] * (length + 1)
             for sequence_id, length in zip(window.ids, window.lengths, strict=True)
         ]
         between = [sequence_id for sequence_id in window.ids if sequence_id not in by_id]
         before = [self.cache.length(sequence_id) for sequence_id in between]
-        drafts = self._draft(window, known, [wanted.get(one, 0) for one in window.ids])
+        drafts = self._draft(
+            window, known, [wanted.get(sequence_id, 0) for sequence_id in window.ids]
+        )
         for sequence_id, length in zip(between, before, strict=True):
             self.cache.crop(sequence_id, length)
         place = {sequence_id: row for row, sequence_id in enumerate(window.ids)}
@@ -83,7 +85,7 @@ class BlockDenoiser:
         finite = torch.ones(len(known), dtype=torch.bool)
         chances = torch.zeros(blocks.shape) if self._with_confidences else None
         for step in range(self._steps):
-            # the anchor's row is computed with every draft
+            # every draft computes the anchor's row again
             window.crop([len(ids) - 1 for ids in known])
             chosen = self._choose(window, known, blocks, last, is_first=step == 0)
             finite &= torch.isfinite(chosen.best).all(-1).cpu()
@@ -98,8 +100,9 @@ class BlockDenoiser:
         ]
 
     def _catch_up(self, window: Window, known: list[list[int]]) -> None:
-        """Leave to the pass that drafts what a round can have added. A sequence that lacks more
-        than the others catches up alone: in a pass of all it would make them padding."""
+        """Process missing tokens beyond those of one round, which the drafting pass handles. A
+        sequence that lacks more than the others catches up alone: in a common pass the others would
+        be padding."""
         missing = [len(ids) - done for ids, done in zip(known, window.lengths, strict=True)]
         most = self.model.config.block_size + 1
         far_behind = [row for row, count in enumerate(missing) if count > most]
@@ -109,7 +112,7 @@ class BlockDenoiser:
         self._run_clean(window, known, CATCH_UP_ROWS)
 
     def _run_clean(self, window: Window, known: list[list[int]], left: int) -> None:
-        """Until nobody lacks more than `left` tokens."""
+        """Run clean passes until no sequence lacks more than `left` tokens."""
         while max(len(ids) - n for ids, n in zip(known, window.lengths, strict=True)) > left:
             trunks = [
                 ids[done : done + CATCH_UP_ROWS]
@@ -128,7 +131,7 @@ class BlockDenoiser:
         *,
         is_first: bool,
     ) -> Chosen:
-        """Run the pass, and choose a token in every place of the blocks."""
+        """Run the pass, and choose a token at every position of the blocks."""
         model = self.model
         layout, num_clean = draft_layout(model.config, window.lengths, known, blocks.tolist())
         hidden = self._hidden(window, layout, num_clean)
@@ -159,11 +162,11 @@ class BlockDenoiser:
 def draft_layout(
     config: DrafterConfig, cached: list[int], known: list[list[int]], blocks: list[list[int]]
 ) -> tuple[PassLayout, list[int]]:
-    """Rows of a drafting pass, and how many clean rows each sequence has.
+    """Layout of a drafting pass, and the number of clean rows of each sequence.
 
     known[b]: all tokens of sequence b so far, the anchor last; blocks[b]: its drafted tokens,
-    MASKED if open. The cache must end before the anchor, whose row a draft needs, be it clean or
-    the first slot."""
+    MASKED if open. The cache must end before the anchor: the draft needs its row, as a clean row or
+    as the first slot."""
     clean = [ids[:-1] for ids in known] if config.anchor_slot else known
     trunks = [ids[done:] for done, ids in zip(cached, clean, strict=True)]
     groups = []
@@ -178,7 +181,7 @@ def draft_layout(
 def predicting_rows(
     config: DrafterConfig, layout: PassLayout, num_clean: list[int], draft_length: int
 ) -> Tensor:
-    """int64 [batch, draft_length]: the row that predicts each drafted token."""
+    """Row that predicts each drafted token, int64 [batch, draft_length]."""
     if not config.own_rows:
         return (layout.width + torch.arange(draft_length)).expand(len(num_clean), -1)
     slots = (layout.width + torch.arange(draft_length - 1)).expand(len(num_clean), -1)
@@ -186,19 +189,19 @@ def predicting_rows(
 
 
 def last_tokens(ids: list[int]) -> list[int]:
-    """The last SEEN_TOKENS of a text, the very last first; its first one again if it has fewer."""
+    """Last SEEN_TOKENS tokens of a text, the latest first; a shorter text repeats its first."""
     return [ids[max(0, len(ids) - 1 - back)] for back in range(SEEN_TOKENS)]
 
 
 def unknown_id(vocab_size: int) -> Draft:
-    """The draft for a text that the drafter can't read."""
+    """Draft with a fault, for a text that the drafter can't read."""
     return Draft(
         fault=f"the text has an id that the drafter does not know (it knows ids below {vocab_size})"
     )
 
 
 def _readable(ids: list[int], vocab_size: int) -> list[int]:
-    """Any text of the same length that the drafter can read; its draft is dropped."""
+    """Placeholder text of the same length that the drafter can read; its draft is dropped."""
     return [token_id if token_id < vocab_size else 0 for token_id in ids]
 
 
@@ -217,10 +220,10 @@ def _finished(
 
 
 def reveal(blocks: Tensor, chosen: Chosen, *, remaining_steps: int) -> Tensor:
-    """Fill the most confident masked places: all of them in the last step, an even share before.
+    """Fill the most confident masked positions: all of them in the last step, an even share before.
 
-    blocks int64 [batch, draft_length], MASKED if open; chosen: for every place, with `logprobs`
-    before the last step. Returns new blocks."""
+    blocks int64 [batch, draft_length], MASKED if open; chosen: a token for every position, with
+    `logprobs` before the last step. Returns new blocks."""
     open_places = blocks == MASKED
     filled = torch.where(open_places, chosen.token_ids.to(blocks.device), blocks)
     if remaining_steps == 1:

@@ -1,8 +1,8 @@
 """Serial mode's drafter: blocks of a D3D drafter, drafted before the target verifies.
 
-Three ways to spare a pass that would not pay: a draft that prompt lookup copies from the text needs
-none (`lookup`); while drafts are hardly kept, only every eighth round drafts (`least_kept`); and a
-draft is cut where the drafter itself doubts it (`draft_confidence`)."""
+Three ways to skip a pass that would not pay: prompt lookup copies the draft from the text
+(`lookup`); if few drafted tokens are kept, only every eighth round drafts (`least_kept`); and a
+draft is cut at the first token of low confidence (`draft_confidence`)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from d3d.model.drafter import DrafterModel
 from d3d.model.kv_cache import KVCache
 
 NEWEST_SHARE = 0.2
-"""Weight of the newest draft in the mean of tokens kept."""
+"""Weight of the newest draft in the running mean of kept tokens."""
 PROBE_INTERVAL = 8
 """Probe interval while paused, in rounds."""
 PRIOR_KEPT = 2.0
-"""Tokens that a draft is taken to bring before there was one; a higher threshold is met at first,
-too."""
+"""Prior mean of kept tokens per draft; a higher threshold counts as met at first, too."""
 
 
 class BlockDrafter(Drafter):
     """Proposes blocks with a `DrafterModel`.
 
-    With the target's own cache, whose clean rows are the drafter's too, it computes slots only, and
-    leaves the cache as it was."""
+    With the target's own cache (if the drafter's clean rows are the target's) it computes slots
+    only, and leaves the cache unchanged."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class BlockDrafter(Drafter):
         lookup: int = 0,
         least_kept: float = 0.0,
     ) -> None:
-        """draft_length: most tokens of a draft; None for the block size. shared_cache: the
-        target's (`Target.cache_for`). The rest: see `SerialConfig`."""
+        """draft_length: maximum draft length; None for the block size. shared_cache: the target's
+        (`Target.cache_for`). For the rest see `SerialConfig`."""
         block_size = model.config.block_size
         self.max_draft_length = min(draft_length or block_size, block_size)
         self.model = model
@@ -87,7 +86,7 @@ class BlockDrafter(Drafter):
         return self._pasts[request.id].copy(request.token_ids, room)
 
     def _is_due(self, request: Request, room: int) -> bool:
-        """Whether to draft for a request in this round."""
+        """True if this round should draft for the request."""
         if not self._least_kept:
             return room > 0
         if request.id not in self._histories:
@@ -118,7 +117,7 @@ class BlockDrafter(Drafter):
     def _draft_beside(
         self, ids: list[int], texts: list[list[int]], lengths: list[int]
     ) -> list[Draft]:
-        """Draft behind the target's own cached rows."""
+        """Draft after the target's own cached rows."""
         before = {sequence_id: self._cache.length(sequence_id) for sequence_id in self._cache.ids}
         try:
             drafts = self._denoiser.draft(ids, texts, lengths)
@@ -126,19 +125,21 @@ class BlockDrafter(Drafter):
             for sequence_id, length in before.items():
                 self._cache.crop(sequence_id, length)
         if any(draft.fault is not None for draft in drafts):
-            for sequence_id in self._cache.ids:  # slots of the pass fall behind bystanders, too
+            for (
+                sequence_id
+            ) in self._cache.ids:  # the pass also appended slots after sequences that are not in it
                 self._cache.clear_behind(sequence_id)
         return drafts
 
     def _num_sure(self, request: Request) -> int:
-        """Drafted tokens that are the target's own choice: those of its own rows, if it chooses
-        greedily, too, and any token can be drafted."""
+        """Number of first drafted tokens that are the target's own choice: those predicted by its
+        own rows, if decoding is greedy and any token can be drafted."""
         config = self.model.config
         is_own = self._is_shared and config.draft_vocabulary is None and request.params.greedy
         return config.own_rows if is_own else 0
 
     def num_missing(self, request: Request) -> int:
-        """Committed tokens that a draft for this request would have to compute first."""
+        """Committed tokens that a draft for this request would have to process first."""
         if self._is_shared:
             return 0
         held = self._cache.length(request.id) if request.id in self._cache else 0
@@ -152,17 +153,17 @@ class BlockDrafter(Drafter):
 
     @property
     def num_held(self) -> int:
-        own = 0 if self._is_shared else len(self._cache)
-        return len(self._pasts) + len(self._histories) + own
+        num_cached = 0 if self._is_shared else len(self._cache)
+        return len(self._pasts) + len(self._histories) + num_cached
 
 
 def confident_prefix(draft: Draft, least: float | None, *, num_sure: int = 0) -> Draft:
-    """The longest beginning of a draft that is kept as a whole with a chance of at least `least`;
-    maybe none. None cuts nothing.
+    """Longest prefix of a draft whose probability of being kept whole is at least `least`; may be
+    empty. None cuts nothing.
 
-    One more drafted row costs the target the same whatever stands in it, and brings a token with
-    the chance that it and all before it are kept. num_sure: first tokens that are certain, whatever
-    the drafter gives them."""
+    A further drafted row costs the target the same whatever it holds, and gains a token with the
+    probability that it and all before it are kept. num_sure: first tokens that are certain,
+    whatever the drafter's confidence."""
     if least is None or draft.fault is not None:
         return draft
     sure = (1.0,) * min(num_sure, len(draft.confidences))
@@ -175,18 +176,18 @@ def confident_prefix(draft: Draft, least: float | None, *, num_sure: int = 0) ->
 
 @dataclass
 class DraftHistory:
-    """What the drafts of one request came to. Which rounds draft depends on text and drafts alone,
-    on no clock."""
+    """Acceptance of one request's drafts. It decides which rounds draft, from text and drafts
+    alone, never from a clock."""
 
     least_kept: float
     kept: Estimate = field(init=False)
-    """Drafted tokens kept a draft, the bonus token not counted."""
+    """Mean number of kept tokens per draft, without the bonus token."""
     paused: int = 0
     """Rounds without a draft since the last one."""
     draft: tuple[int, ...] | None = None
-    """The last one, until it is seen what became of it."""
+    """Last draft, until its outcome is known."""
     place: int = 0
-    """Where in the text it was to stand."""
+    """Position in the text of the draft's first token."""
 
     def __post_init__(self) -> None:
         prior = max(PRIOR_KEPT, self.least_kept)
@@ -196,13 +197,13 @@ class DraftHistory:
         self.draft, self.place = draft, place
 
     def look(self, text: Sequence[int]) -> None:
-        """See how much of the last draft the text has kept."""
+        """Count the tokens of the last draft that the text has kept."""
         if self.draft is not None:
             self.kept.add(common_prefix(self.draft, text[self.place :]))
             self.draft = None
 
     def begin_round(self) -> bool:
-        """Whether it is to draft."""
+        """Begin a round; True if it should draft."""
         if self.kept.value >= self.least_kept or self.paused >= PROBE_INTERVAL - 1:
             self.paused = 0
             return True

@@ -15,8 +15,7 @@ def dense(rule: Rule, query: Rows, key: Rows) -> Tensor:
 
 
 def elementwise(rule: Rule, query: Rows, key: Rows) -> Tensor:
-    """The same for fields of one dimension, one pair at a time: the reference that the dense form
-    is tested against."""
+    """Reference for `dense`: one pair at a time, for one-dimensional fields."""
     rows, keys = query.position.shape[0], key.position.shape[0]
     return torch.tensor(
         [[bool(rule(query[i], key[j])) for j in range(keys)] for i in range(rows)]
@@ -24,7 +23,7 @@ def elementwise(rule: Rule, query: Rows, key: Rows) -> Tensor:
 
 
 def causal(starts: Tensor, rows: int, keys: int) -> Tensor:
-    """Plain causal mask of a pass whose row i of sequence b stands at `starts[b] + i`, over cache
-    places 0..keys-1: bool [batch, rows, keys]."""
+    """Plain causal mask of a pass over cache places 0..keys-1: bool [batch, rows, keys]. Row i of
+    sequence b stands at `starts[b] + i`."""
     positions = starts[:, None] + torch.arange(rows, device=starts.device)
     return torch.arange(keys, device=starts.device) <= positions[:, :, None]

@@ -1,4 +1,4 @@
-"""Who may see whom: predicates over a query and a key, and the unions of them that d3d uses.
+"""Visibility rules: predicates over a query and a key, and the unions of them that d3d uses.
 
 The same predicate serves the dense mask, the element-wise reference and FlexAttention: each takes
 `Rows` whose fields broadcast."""
@@ -18,30 +18,28 @@ CLEAN = -1
 """`block` of a clean token; slots have 0, 1, 2, ..."""
 
 TRUNK = 0
-"""`document` of what all branches of a packed pass share; branch i's own rows have i + 1."""
+"""`document` of rows that all branches of a packed pass share; branch i's own rows have i + 1."""
 
 GUESS = 1 << 20
-"""Added to its block's number, the `block` of a guess slot: it sees that block, and nobody sees
-it."""
+"""Offset of a guess slot's `block` from that of the block it sees. No row sees a guess slot."""
 
 NOWHERE = 1 << 40
-"""Position of a key that no real row may see: a cache place that is not filled, or padding."""
+"""Position of a key that no row sees: an empty cache place, or padding."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a mask needs to know of each row; int64 tensors of one shape (or shapes that
+    """Fields of rows from which masks are computed; int64 tensors of one shape (or shapes that
     broadcast)."""
 
     position: Tensor
     """Place in the text."""
     anchor: Tensor
-    """Slots: position of the anchor that their block hangs from. Clean tokens: their own
-    position."""
+    """Slots: position of their block's anchor. Clean tokens: their own position."""
     block: Tensor
     """CLEAN, or the number of the block that a slot belongs to."""
     document: Tensor
-    """Packed texts never see each other."""
+    """Document number; packed texts never see each other."""
 
     def __getitem__(self, index: Any) -> Rows:
         return Rows(
@@ -116,7 +114,7 @@ def guess_sees_block(query: Rows, key: Rows) -> Tensor:
 
 
 def packed_rules(attention: BlockAttention) -> tuple[Rule, ...]:
-    """Of a packed pass: what one block needs, and what its branches add."""
+    """Rules of a packed pass: those of one block, and those that branches add."""
     return (*block_rules(attention), branch_sees_trunk, guess_sees_block)
 
 
