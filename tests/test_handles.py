@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import d3d
+from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidRequest
 
@@ -146,6 +148,58 @@ def test_threads_add_iterate_and_cancel_while_others_step(model: d3d.Model) -> N
     for place, ids in found.items():
         expected = whole[place % 6]
         assert ids == (expected[: len(ids)] if place % 4 == 3 else expected)
+
+
+def test_a_reader_waits_for_the_last_chunk_of_an_answer_that_the_engine_has_ended(
+    model: d3d.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = model.add(PROMPTS[0], method="plain", max_tokens=2, ignore_eos=True)
+    assert model.step()
+    committed, read = threading.Event(), threading.Event()
+    rewind = model.parts.target.rewind
+
+    def linger(requests: Sequence[Request]) -> None:
+        rewind(requests)
+        committed.set()
+        read.wait(0.5)
+
+    monkeypatch.setattr(model.parts.target, "rewind", linger)
+    stepping = threading.Thread(target=model.step)
+    stepping.start()
+    assert committed.wait(60)
+    assert handle.request.finished
+    assert not handle.finished
+    result = handle.result()
+    read.set()
+    stepping.join(60)
+    assert (result.finish_reason, len(result.token_ids)) == ("length", 2)
+    assert [len(chunk.token_ids) for chunk in handle] == [1, 1]
+
+
+def test_no_chunk_is_lost_while_threads_add(model: d3d.Model) -> None:
+    found = []
+
+    def answer(place: int) -> None:
+        for _ in range(15):
+            handle = model.add(PROMPTS[place], method="plain", max_tokens=3, ignore_eos=True)
+            found.append((handle.result().finish_reason, len(handle.result().token_ids)))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=answer, args=(place,)) for place in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [("length", 3)] * 90
+
+
+def test_an_abandoned_handle_is_forgotten_at_once(model: d3d.Model) -> None:
+    next(model.stream(PROMPTS[0], method="plain", **LONG))
+    assert not any(stepper._handles for stepper in model._steppers.values())
 
 
 def test_a_reader_that_goes_away_leaves_nothing_behind(model: d3d.Model) -> None:

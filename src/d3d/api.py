@@ -19,7 +19,7 @@ from d3d.engine.engine import Engine
 from d3d.engine.request import Request, new_request
 from d3d.engine.sampling import SamplingParams
 from d3d.errors import InvalidRequest, first_problem
-from d3d.handle import Handle, Stepper
+from d3d.handle import Handle, Stepper, Turn
 from d3d.hub.chat import encode_chat
 from d3d.hub.open_model import OpenModel, TargetModel
 from d3d.methods.base import Built, MethodConfig, Parts
@@ -60,7 +60,9 @@ class Model:
         self.parts = parts
         self.preset = preset
         self.engine_name = engine_name
-        self._turn = threading.Lock()
+        self._turn = Turn()
+        self._making = threading.RLock()
+        """Held while a method is built, or its engine made."""
         self._built: dict[MethodConfig, Built] = {}
         self._steppers: dict[MethodConfig, Stepper] = {}
 
@@ -136,9 +138,10 @@ class Model:
     def built(self, config: MethodConfig) -> Built:
         """Target and drafter of a method, built on first use. Raises InvalidRequest,
         WorkerFailed."""
-        if config not in self._built:
-            self._built[config] = config.build(self.parts)
-        built = self._built[config]
+        with self._making:
+            if config not in self._built:
+                self._built[config] = config.build(self.parts)
+            built = self._built[config]
         if built.drafter is not None:
             built.drafter.ready()
         return built
@@ -185,7 +188,8 @@ class Model:
 
     def step(self) -> bool:
         """Advance all added requests by one round; False if there is no work."""
-        return max((stepper.step() for stepper in list(self._steppers.values())), default=False)
+        steps = [stepper.step() for stepper in list(self._steppers.values())]
+        return any(moved is not None for moved in steps)
 
     def _prepared(
         self, prompt: Prompt, options: RequestOptions
@@ -193,11 +197,10 @@ class Model:
         sampling, spec = split_options(options)
         config = self.config(**spec)
         request = self._request(prompt, sampling, options)
-        if config not in self._steppers:
-            self._steppers[config] = Stepper(self.engine(config), self._turn)
-        else:
-            self.built(config)
-        return self._steppers[config], config, request
+        engine = self.engine(config)  # each time: its draft worker may have ended
+        with self._making:
+            stepper = self._steppers.setdefault(config, Stepper(engine, self._turn))
+        return stepper, config, request
 
     def _add(
         self, stepper: Stepper, config: MethodConfig, request: Request, thinking: bool | None
@@ -266,11 +269,12 @@ class Model:
     ) -> Iterator[tuple[int, StreamChunk]]:
         stepper = Stepper(engine, self._turn)
         handles = [self._add(stepper, config, request, thinking) for request in requests]
+        place = {handle.id: index for index, handle in enumerate(handles)}
         try:
-            while any(not handle.finished for handle in handles) and stepper.step():
-                for index, handle in enumerate(handles):
+            while (moved := stepper.step()) is not None:
+                for handle in moved:
                     for chunk in handle.taken():
-                        yield index, chunk
+                        yield place[handle.id], chunk
                     if handle.request.error is not None:
                         raise handle.request.error
         finally:
@@ -279,9 +283,9 @@ class Model:
     def close(self) -> None:
         """Cancel all requests and stop workers. The model stays usable; a later request restarts
         what it needs."""
-        for stepper in self._steppers.values():
+        for stepper in list(self._steppers.values()):
             stepper.cancel_all()
-        for built in self._built.values():
+        for built in list(self._built.values()):
             if built.drafter is not None:
                 built.drafter.close()
         for running in self.parts.workers.values():

@@ -64,6 +64,11 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.waiting or self.reading or self.running or self._cancelled)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self.waiting) + len(self.reading) + len(self.running)
+
     def step(self) -> list[Round]:
         """Prefill a chunk of waiting prompts, and advance every running request by one round.
 
@@ -118,10 +123,10 @@ class Engine:
 
     def _prefill(self) -> list[Round]:
         """Prefill a chunk of prompts. The first token has no draft and belongs to no round."""
-        room = len(self.waiting)
-        if self.max_batch is not None:
-            room = min(room, self.max_batch - len(self.running) - len(self.reading))
-        self.reading += [self.waiting.popleft() for _ in range(room)]
+        while self.waiting and self._has_room:
+            request = self.waiting.popleft()
+            if not request.finished:  # cancelled before it was added
+                self.reading.append(request)
         if not self.reading:
             return []
         started = time.perf_counter()
@@ -146,6 +151,10 @@ class Engine:
             self.reading = [request for request in self.reading if not request.num_rounds]
         return rounds
 
+    @property
+    def _has_room(self) -> bool:
+        return self.max_batch is None or len(self.running) + len(self.reading) < self.max_batch
+
     def _fail(self, requests: Sequence[Request], error: Exception) -> list[Round]:
         for request in requests:
             request.finish_reason, request.error = None, error
@@ -153,6 +162,11 @@ class Engine:
 
     def drop_cancelled(self) -> None:
         """Release cancelled requests; `step` begins with this."""
+        if self._cancelled:
+            self._mark_cancelled()
+        self._release()
+
+    def _mark_cancelled(self) -> None:
         while self._cancelled:
             request = self._cancelled.popleft()
             if not request.finished:
@@ -160,7 +174,6 @@ class Engine:
         for request in list(self.waiting):  # a copy, since other threads may add meanwhile
             if request.finished:
                 self.waiting.remove(request)
-        self._release()
 
     def _release(self) -> None:
         """Release ended requests in drafter and target. State ends nowhere else."""
