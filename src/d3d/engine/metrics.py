@@ -138,7 +138,16 @@ def drafter_passes(rounds: Sequence[Round]) -> list[Span]:
 
 def common_time(first: Sequence[Span], second: Sequence[Span]) -> float:
     """Seconds in which spans of both sides ran; spans of one side must not overlap each other."""
-    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
+    ours, theirs = sorted(first), sorted(second)
+    total, i, j = 0.0, 0, 0
+    while i < len(ours) and j < len(theirs):
+        a, b = ours[i], theirs[j]
+        total += max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
+        if a[1] <= b[1]:
+            i += 1
+        else:
+            j += 1
+    return total
 
 
 def _length(spans: Sequence[Span]) -> float:
