@@ -50,7 +50,7 @@ class DraftModelDrafter(Drafter):
         for request in requests:
             # the last drafted token is never run, so a text may fill the whole context
             room = min(request.draft_room(self.max_draft_length), limit - len(request))
-            if max(request.token_ids) >= vocab_size:
+            if max(request.token_ids[self._num_settled(request) :]) >= vocab_size:
                 drafts[request.id] = unknown_id(vocab_size)
             elif room > 0:
                 wanted[request.id] = room
@@ -69,7 +69,7 @@ class DraftModelDrafter(Drafter):
                 tokens = drafted[request_id]
                 finite[request_id] &= bool(torch.isfinite(logits).all())
                 tokens.append(int(logits.argmax()))
-                if len(tokens) < wanted[request_id] and tokens[-1] < self._model.vocab_size:
+                if len(tokens) < wanted[request_id]:
                     following[request_id] = tokens[-1:]
             feeds = following
         return {
@@ -80,8 +80,8 @@ class DraftModelDrafter(Drafter):
     def _missing(self, request: Request) -> list[int]:
         """Tokens still to process, always including the anchor. Crops rejected tokens from the
         cache, and catches up if it lacks more than one round can add."""
-        held = self._held.setdefault(request.id, [])
-        shared = common_prefix(held, request.token_ids[:-1])
+        held, start = self._held.setdefault(request.id, []), self._num_settled(request)
+        shared = start + common_prefix(held[start:], request.token_ids[start:-1])
         if shared < len(held):
             self._model.cache.crop(request.id, shared)
             del held[shared:]
@@ -90,6 +90,10 @@ class DraftModelDrafter(Drafter):
             self._run({request.id: feed[:-1]})
             feed = feed[-1:]
         return feed
+
+    def _num_settled(self, request: Request) -> int:
+        """Cached tokens that were committed when they were processed: all but the last draft."""
+        return max(0, len(self._held.get(request.id, ())) - self.max_draft_length)
 
     def _run(self, feeds: dict[int, list[int]]) -> dict[int, Tensor]:
         """Logits after each request's tokens, float32 [target_vocab_size]."""
