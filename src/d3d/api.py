@@ -288,8 +288,6 @@ class Model:
         for built in list(self._built.values()):
             if built.drafter is not None:
                 built.drafter.close()
-        for running in self.parts.workers.values():
-            running.coordinator.close()
 
     # Requests and their settings
 

@@ -70,7 +70,7 @@ class Drafter(ABC):
         """Forget a finished, failed or cancelled request; unknown ones are ignored."""
 
     def close(self) -> None:
-        """Stop workers and threads; a later `propose` may restart them."""
+        """Stop workers and threads; `ready` restarts them."""
 
     def report(self) -> Any:
         """The drafter's own decisions, for the result; None if there are none."""

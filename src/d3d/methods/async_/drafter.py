@@ -57,6 +57,11 @@ class AsyncDrafter(Drafter):
         if self._threads is not None and not self._ids:
             self._threads.release()
 
+    def close(self) -> None:
+        """Stop the worker, which other drafters of the coordinator may share; `ready` starts
+        another."""
+        self.coordinator.close()
+
     @property
     def num_held(self) -> int:
         return len(self._ids)
