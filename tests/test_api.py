@@ -151,6 +151,39 @@ def test_the_default_mode_is_serial_with_a_drafter_and_plain_without(
     assert plain_model.generate("hello", max_tokens=4).speculation is None
 
 
+def test_options_without_a_method_are_for_the_usual_one_or_refused(
+    tiny_target: Path, tiny_drafter: Path
+) -> None:
+    asked: Any = {"dtype": "float32", "speculative_config": {"num_speculative_tokens": 3}}
+    config = d3d.load(str(tiny_target), tiny_drafter, **asked).config()
+    assert (config.method, config.max_draft_length) == ("serial", 3)
+    config = d3d.load(str(tiny_target), draft_model=str(tiny_target), **asked).config()
+    assert (config.method, config.max_draft_length) == ("draft_model", 3)
+    with pytest.raises(InvalidRequest, match="draft_length: method plain has no such option"):
+        d3d.load(str(tiny_target), **asked)
+
+
+def test_options_of_load_go_over_those_of_a_preset_file(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    fields = {
+        "target": str(tiny_target),
+        "drafter": str(tiny_drafter),
+        "mode": "async",
+        "outcomes": 2,
+    }
+    file = tmp_path / "preset.json"
+    file.write_text(json.dumps(fields))
+    config = d3d.load(str(file), dtype="float32", speculative_config={"draft_length": 3}).config()
+    assert config.model_dump(exclude_none=True) == {
+        "method": "async",
+        "draft_length": 3,
+        "outcomes": 2,
+    }
+    model = d3d.load(str(file), dtype="float32", draft_model=str(tiny_target))
+    assert model.default_method == "draft_model"
+
+
 def test_plain_mode_loads_no_drafter_at_all(tiny_target: Path) -> None:
     assert d3d.load(str(tiny_target), plain=True, dtype="float32").drafter is None
 

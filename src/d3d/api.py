@@ -120,8 +120,9 @@ class Model:
     @property
     def default_method(self) -> str:
         """Method of a request that names none."""
-        if self.preset is None and self.parts.draft_model is not None:
-            return "draft_model"
+        if self.parts.draft_model is not None and self.parts.drafter is None:
+            named = None if self.preset is None else self.preset.method
+            return named if named in ("plain", "ngram") else "draft_model"
         return usual_method(self.preset, has_drafter=self.has_drafter)
 
     def config(self, **options: Unpack[SpeculationOptions]) -> MethodConfig:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from d3d.api import ENGINES, Model
-from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, spec_config
+from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, request_config
 from d3d.errors import InvalidRequest
 from d3d.hub.checkpoint import read_config
 from d3d.hub.names import drafter_of, resolve_drafter
@@ -59,9 +59,6 @@ def load(
     if speculative_config is not None:
         choice = read_speculative_config(speculative_config)
         drafter, draft_model = _named_once(drafter, draft_model, choice)
-    config = None
-    if choice.method is not None or choice.options:
-        config = spec_config(choice.method or "serial", choice.options)
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
     plain = plain or draft_model is not None
@@ -70,10 +67,14 @@ def load(
     preset = preset_of(target)
     path = _drafter_path(target, drafter, plain=plain)
     has_own = drafter is None
+    config = None if preset is None else preset[1]
+    if choice.method is not None or choice.options:
+        method = choice.method or ("draft_model" if draft_model is not None else None)
+        config = request_config(config, method, choice.options, has_drafter=path is not None)
     if preset is not None:
-        file, file_config = preset
+        file = preset[0]
         target, dtype = file.target, file.dtype if dtype == "auto" else dtype
-        quantize, config = quantize or file.quantize, config or file_config
+        quantize = quantize or file.quantize
         has_own = has_own and file.drafter is None
         if file.threads is not None:
             torch.set_num_threads(file.threads)
