@@ -116,6 +116,22 @@ def test_numbers_that_are_not_finite_never_reach_another_request(target: NativeT
     assert any(one.faults for one in runs)
 
 
+def test_nor_slots_of_a_pass_that_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = NativeTarget(tiny_transformer(seed=1))
+    one = request(text(9, seed=9))
+    target.forward([one.id], [one.token_ids[:-1]])
+    model = broken(target)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model, "few_logits", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        beside(target, model).propose([one])
+    assert torch.isfinite(target.cache.keys).all()
+    assert torch.isfinite(target.cache.values).all()
+
+
 def test_nor_a_bystander_that_was_not_drafted_for() -> None:
     """Slots of a pass fall behind everybody in it; in the target's next pass a hidden number that
     is not finite would still count."""

@@ -119,16 +119,16 @@ class BlockDrafter(Drafter):
     ) -> list[Draft]:
         """Draft after the target's own cached rows."""
         before = {sequence_id: self._cache.length(sequence_id) for sequence_id in self._cache.ids}
+        drafts: list[Draft] = []
         try:
             drafts = self._denoiser.draft(ids, texts, lengths)
         finally:
+            has_failed = not drafts or any(draft.fault is not None for draft in drafts)
+            # a pass appends slots after all sequences of its window, not only those that draft
             for sequence_id, length in before.items():
                 self._cache.crop(sequence_id, length)
-        if any(draft.fault is not None for draft in drafts):
-            for (
-                sequence_id
-            ) in self._cache.ids:  # the pass also appended slots after sequences that are not in it
-                self._cache.clear_behind(sequence_id)
+                if has_failed:
+                    self._cache.clear_behind(sequence_id)
         return drafts
 
     def _num_sure(self, request: Request) -> int:
