@@ -230,6 +230,7 @@ def test_vllms_and_transformers_names_are_understood(model: d3d.Model) -> None:
     ("options", "message"),
     [
         ({"speculative_config": {"metod": "ngram"}}, "there is no key 'metod'; there are: method"),
+        ({"speculative_config": {"num_speculative_token": 5}}, "'num_speculative_tokens'?"),
         ({"speculative_config": "{"}, "speculative_config: it is not JSON"),
         ({"speculative_config": {"model": "x"}}, "the drafter is named when the model is loaded"),
         ({"method": "serial", "mode": "plain"}, "'serial' and 'plain' are both asked for"),

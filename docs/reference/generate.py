@@ -123,7 +123,7 @@ def presets_page() -> str:
             "# Preset files\n",
             NOTE,
             "YAML or JSON, wherever the name of a model may stand. `d3d tune` writes one;\n"
-            "`d3d show` explains one. Keys beside these are options of the mode "
+            "`d3d show` explains one. Keys beside these are options of the method "
             "([options](options.md)).\n",
             table(("key", "type", "default"), rows),
         )

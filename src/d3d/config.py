@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -39,8 +40,9 @@ METHOD_ALIASES = {"lookup": "ngram", "prompt_lookup": "ngram"}
 OPTIONS: dict[str, tuple[str, ...]] = {}
 """Option name to the methods that have it."""
 for _method, _config in METHODS.items():
-    for _name in _config.model_fields.keys() - {"method"}:
-        OPTIONS[_name] = (*OPTIONS.get(_name, ()), _method)
+    for _name in _config.model_fields:
+        if _name != "method":
+            OPTIONS[_name] = (*OPTIONS.get(_name, ()), _method)
 
 OPTION_ALIASES = {
     "num_speculative_tokens": "draft_length",
@@ -134,11 +136,17 @@ def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice
         if name not in known:
             raise InvalidRequest(
                 f"{where}: there is no key {name!r}; there are: method, model, "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(known))}{_nearest(str(name), known)}"
             )
     if method is None and {"prompt_lookup_min", "prompt_lookup_max"} & fields.keys():
         method = "ngram"
     return SpeculativeChoice(method, canonical(fields), drafter)
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """The key that was probably meant, as a question; empty if none is near."""
+    near = get_close_matches(name, ["method", "model", *sorted(known)], n=1)
+    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def asked_method(options: Mapping[str, Any]) -> SpeculativeChoice:

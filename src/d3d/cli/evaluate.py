@@ -51,15 +51,15 @@ def evaluate(
     draft_length: Annotated[
         int | None,
         typer.Option(
-            help="Tokens to draft per round; by default the block size, in fused mode one fewer, "
-            "in async mode 5.",
+            help="Tokens to draft per round; by default the block size, with fused one fewer, "
+            "with async 5.",
             min=1,
         ),
     ] = None,
     guess_from: Annotated[
         str | None,
         typer.Option(
-            help="Async mode, source of the guesses of bonus tokens: block (default) or clean_rows."
+            help="Async: source of the guesses of bonus tokens: block (default) or clean_rows."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Most answers to replay.", min=1)] = None,

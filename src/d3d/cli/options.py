@@ -39,7 +39,7 @@ EngineOption = Annotated[
     str,
     typer.Option(
         help="What runs the target: native, or transformers for any causal language model "
-        "(slower; no fused or async mode).",
+        "(slower; without fused and async).",
         rich_help_panel="Model",
     ),
 ]

@@ -50,14 +50,14 @@ def plan(
     ] = None,
     outcomes: Annotated[
         int | None,
-        typer.Option(help="Async mode: outcomes prepared in a round. Default: as for generate."),
+        typer.Option(help="Async: outcomes prepared in a round. Default: as for generate."),
     ] = None,
     hit_rate: Annotated[
-        float | None, typer.Option(help="Async mode: 0 to 1, instead of the trace's.")
+        float | None, typer.Option(help="Async: 0 to 1, instead of the trace's.")
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(help="Fused mode: rows of a pass. Default: the preset's, else the fastest."),
+        typer.Option(help="Fused: rows of a pass. Default: the preset's, else the fastest."),
     ] = None,
     kept_layers: Annotated[
         int | None, typer.Option(help="Model a drafter with this many layers.")
@@ -84,7 +84,7 @@ def plan(
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
 ) -> None:
-    """Model the time per token of plain, serial, fused and async mode, break it down, and show
+    """Model the time per token of plain, serial, fused and async, break it down, and show
     possible savings. Measures nothing."""
     from d3d.lab.plan.plan import advice, options
     from d3d.lab.plan.roofline import Efficiency

@@ -24,7 +24,13 @@ def profile(
         ),
     ],
     target: Annotated[
-        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            "--target",
+            help="Preset, directory, GGUF file or hub id of the target.",
+        ),
     ] = DEFAULT_MODEL,
     drafter: Annotated[
         str | None, typer.Option(help="Drafter: directory or hub id. Default: the preset's own.")
@@ -54,14 +60,14 @@ def profile(
     placement: Annotated[
         str | None,
         typer.Option(
-            help="Async mode's draft worker: thread, processes, streams or devices. Default: as "
+            help="The draft worker of async: thread, processes, streams or devices. Default: as "
             "for generate."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Samples of each pass.")] = 7,
     device: DeviceOption = "auto",
 ) -> None:
-    """Measure the passes of plain, serial, fused and async mode, the switch, and memory, for
+    """Measure the passes of plain, serial, fused and async, the switch, and memory, for
     `d3d plan`. Run it on an idle machine."""
     import d3d
     from d3d.cli.console import meter, note

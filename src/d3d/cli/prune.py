@@ -39,7 +39,13 @@ def prune(
         ),
     ],
     target: Annotated[
-        str, typer.Option(help="Preset, directory, GGUF file or hub id of the target.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            "--target",
+            help="Preset, directory, GGUF file or hub id of the target.",
+        ),
     ] = "smollm2-135m",
     judge: Annotated[
         Path | None,

@@ -76,7 +76,7 @@ def tune(
     model: str | None,
     sampling: dict[str, Any],
 ) -> None:
-    """Search draft length (fixed or by confidence), mode, denoise steps, rows, outcomes, threads
+    """Search draft length (fixed or by confidence), method, denoise steps, rows, outcomes, threads
     and drafters for the least time per token.
 
     The best few answer prompts that the search has not seen, taking turns with plain decoding; the

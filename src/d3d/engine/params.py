@@ -49,7 +49,7 @@ class SamplingParams(BaseModel):
     stop_token_ids: tuple[int, ...] = Field(default=(), description="token ids that end the answer")
     ignore_eos: bool = Field(default=False, description="go on past the model's own end tokens")
     seed: int | None = Field(
-        default=None, ge=0, description="noise of the sampler; None draws a fresh one"
+        default=None, ge=0, description="noise of the sampler; without one, a fresh one is drawn"
     )
     logprobs: int | None = Field(
         default=None, ge=0, le=64, description="report this many best alternatives a token"

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from d3d.errors import InvalidCheckpoint
 from d3d.hub.download import fetch, find_conversion
 from d3d.hub.gguf import convert
-from d3d.hub.presets import PRESETS, Preset, is_preset_file, preset_path, read_preset
+from d3d.hub.presets import PRESETS, SHIPPED, Preset, is_preset_file, preset_path, read_preset
 from d3d.hub.terminal import first_line
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
@@ -103,7 +103,7 @@ def _preset_target(preset: Preset) -> Path:
 
 
 def _preset_names() -> str:
-    return ", ".join(sorted(PRESETS))
+    return ", ".join(sorted({*PRESETS, *SHIPPED}))
 
 
 def _checked_directory(path: Path) -> Path:

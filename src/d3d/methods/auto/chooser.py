@@ -365,7 +365,8 @@ class Chooser:
             rest = ", ".join(f"{mode} {1000 * tpot[mode]:.1f}" for mode in others)
             parts.append(f"{first} took {1000 * tpot[first]:.1f} ms a token, {rest}")
             if self._leader == PLAIN:
-                parts.append("drafting does not pay here")
+                pays = tpot[others[0]] < tpot[PLAIN]
+                parts.append("too little to change for" if pays else "drafting does not pay here")
         if untried := [mode for mode in self.candidates if mode not in tpot]:
             parts.append(
                 f"{' and '.join(untried)} could not be tried: the answer was too short for it, "
