@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -208,6 +209,148 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(model: d3d.Model) -> None
     assert model.parts.target.num_held == 1
     chunks.close()  # type: ignore[attr-defined]
     assert model.parts.target.num_held == 0
+
+
+def test_an_answer_that_ends_in_a_step_under_way_is_whole(
+    model: d3d.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = plain(model, PROMPTS[0], max_tokens=2)
+    handle = model.add(PROMPTS[0], method="plain", max_tokens=2, ignore_eos=True)
+    model.step()
+    committed, go_on = threading.Event(), threading.Event()
+    rewind = model.parts.target.rewind
+
+    def wait(requests: Any) -> None:
+        committed.set()
+        assert go_on.wait(60)
+        rewind(requests)
+
+    monkeypatch.setattr(model.parts.target, "rewind", wait)
+    found = []
+    step = threading.Thread(target=model.step)
+    step.start()
+    assert committed.wait(60)
+    reader = threading.Thread(target=lambda: found.append(handle.result()))
+    reader.start()
+    reader.join(0.2)
+    go_on.set()
+    step.join(60)
+    reader.join(60)
+    assert (found[0].finish_reason, found[0].token_ids) == ("length", whole)
+
+
+def test_one_that_joins_while_a_step_ends_is_not_forgotten(
+    model: d3d.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = model.add(PROMPTS[0], method="plain", max_tokens=1, ignore_eos=True)
+    others = []
+
+    class Joins(dict[Any, Any]):
+        """A request joins while it is looped over."""
+
+        def items(self) -> Any:
+            yield from list(super().items())
+            if not others:
+                others.append(model.add(PROMPTS[1], method="plain", **LONG))
+
+        def values(self) -> Any:
+            return [handle for _, handle in self.items()]
+
+    stepper = next(s for c, s in model._steppers.items() if c.method == "plain")
+    monkeypatch.setattr(stepper, "_handles", Joins(stepper._handles))
+    assert len(first.result().token_ids) == 1
+    assert others[0].result().token_ids == plain(model, PROMPTS[1])
+
+
+def test_threads_that_use_a_method_first_share_its_stepper(model: d3d.Model) -> None:
+    fresh, barrier = d3d.Model(model.parts), threading.Barrier(4)
+    handles = []
+
+    def begin(place: int) -> None:
+        barrier.wait()
+        handles.append(fresh.add(PROMPTS[place], method="serial", **LONG))
+
+    threads = [threading.Thread(target=begin, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while fresh.step():
+        pass
+    assert [handle.finished for handle in handles] == [True] * 4
+    assert len(fresh._built) == 1
+
+
+@pytest.mark.parametrize("call", ["stream", "stream_many"])
+def test_a_reader_that_is_collected_in_a_step_leaves_nothing_behind(
+    model: d3d.Model, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    prompt: Any = PROMPTS[0] if call == "stream" else PROMPTS[:2]
+    readers = [getattr(model, call)(prompt, method="serial", **LONG)]
+    next(readers[0])
+    verify = model.parts.target.verify
+
+    def collect(*arguments: Any) -> list[LogitRows]:
+        readers.clear()
+        return verify(*arguments)
+
+    monkeypatch.setattr(model.parts.target, "verify", collect)
+    found: list[tuple[int, ...]] = []
+    thread = threading.Thread(target=lambda: found.append(plain(model, PROMPTS[1])), daemon=True)
+    thread.start()
+    thread.join(60)
+    gc.collect()
+    assert found, "the step waits for nobody"
+    assert model.parts.target.num_held == 0
+
+
+def test_close_ends_answers_to_many_prompts(model: d3d.Model) -> None:
+    chunks = model.stream_many(PROMPTS[:3], **LONG)
+    next(chunks)
+    model.close()
+    assert model.parts.target.num_held == 0
+    results = {index: chunk.result for index, chunk in chunks if chunk.result is not None}
+    assert [results[index].finish_reason for index in range(3)] == ["cancelled"] * 3
+
+
+def test_an_interrupted_step_cancels_what_it_has_left_half_done(
+    model: d3d.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [model.add(PROMPTS[n], method=("plain", "serial")[n == 2], **LONG) for n in range(3)]
+    for _ in range(3):
+        model.step()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.parts.target, "rewind", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            list(handles[0])
+    results = [handle.result() for handle in handles]
+    assert [result.finish_reason for result in results] == ["cancelled", "cancelled", "length"]
+    for prompt, result in zip(PROMPTS, results, strict=False):
+        assert result.token_ids == plain(model, prompt)[: len(result.token_ids)]
+
+
+def test_an_async_reader_that_is_cancelled_can_go_on(model: d3d.Model) -> None:
+    async def answer() -> list[int]:
+        handle, ids = model.add(PROMPTS[0], **LONG), []
+
+        async def read() -> None:
+            async for chunk in handle:
+                ids.extend(chunk.token_ids)
+
+        while not handle.finished:
+            reader = asyncio.create_task(read())
+            await asyncio.sleep(0)
+            reader.cancel()
+            await asyncio.wait([reader])
+            await asyncio.sleep(0.001)
+        await read()
+        return ids
+
+    assert tuple(asyncio.run(answer())) == plain(model, PROMPTS[0])
 
 
 def test_vllms_and_transformers_names_are_understood(model: d3d.Model) -> None:

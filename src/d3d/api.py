@@ -65,6 +65,9 @@ class Model:
         """Held while a method is built, or its engine made."""
         self._built: dict[MethodConfig, Built] = {}
         self._steppers: dict[MethodConfig, Stepper] = {}
+        """For requests that `add` starts."""
+        self._batches: dict[int, Stepper] = {}
+        """For calls of `stream_many` under way."""
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +144,8 @@ class Model:
         WorkerFailed."""
         with self._making:
             if config not in self._built:
-                self._built[config] = config.build(self.parts)
+                with self._turn:  # it may measure passes of the target
+                    self._built[config] = config.build(self.parts)
             built = self._built[config]
         if built.drafter is not None:
             built.drafter.ready()
@@ -269,26 +273,34 @@ class Model:
         thinking: bool | None,
     ) -> Iterator[tuple[int, StreamChunk]]:
         stepper = Stepper(engine, self._turn)
-        handles = [self._add(stepper, config, request, thinking) for request in requests]
-        place = {handle.id: index for index, handle in enumerate(handles)}
+        self._batches[id(stepper)] = stepper
         try:
+            handles = [self._add(stepper, config, request, thinking) for request in requests]
+            place = {handle.id: index for index, handle in enumerate(handles)}
             while (moved := stepper.step()) is not None:
                 for handle in moved:
                     for chunk in handle.taken():
                         yield place[handle.id], chunk
                     if handle.request.error is not None:
                         raise handle.request.error
+            for index, handle in enumerate(handles):
+                if handle.request.finish_reason == "cancelled":  # by `close`
+                    yield index, StreamChunk("", (), 0, handle.result())
         finally:
+            del self._batches[id(stepper)]
             stepper.cancel_all()
+            stepper.settle()
 
     def close(self) -> None:
         """Cancel all requests and stop workers. The model stays usable; a later request restarts
         what it needs."""
-        for stepper in list(self._steppers.values()):
-            stepper.cancel_all()
-        for built in list(self._built.values()):
-            if built.drafter is not None:
-                built.drafter.close()
+        with self._turn:
+            for stepper in (*self._steppers.values(), *self._batches.values()):
+                stepper.cancel_all()
+                stepper.drop_cancelled()
+            for built in list(self._built.values()):
+                if built.drafter is not None:
+                    built.drafter.close()
 
     # Requests and their settings
 

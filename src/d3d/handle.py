@@ -14,11 +14,19 @@ from d3d.results import GenerationResult, Recorder, StreamChunk
 
 
 class Turn:
-    """Lets one thread step at a time, and wakes all waiting threads after each step."""
+    """Lets one thread at a time use a model's target and drafters, and wakes all waiting threads
+    when it is given back."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._is_taken = False
+        self._unsettled: deque[Stepper] = deque()
+
+    def __enter__(self) -> None:
+        self.take()
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
 
     def take(self, unless: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the turn and take it; False, without it, as soon as `unless()` is true."""
@@ -29,14 +37,32 @@ class Turn:
             self._is_taken = True
             return True
 
-    def take_if_free(self) -> bool:
+    def give_back(self) -> None:
+        self._release()
+        self._settle_all()
+
+    def settle(self, stepper: Stepper) -> None:
+        """Let a stepper release cancelled requests, now or when the turn is given back. Never
+        waits, since the garbage collector may call it during a step."""
+        self._unsettled.append(stepper)
+        self._settle_all()
+
+    def _settle_all(self) -> None:
+        while self._unsettled and self._take_if_free():
+            try:
+                while self._unsettled:
+                    self._unsettled.popleft().drop_cancelled()
+            finally:
+                self._release()
+
+    def _take_if_free(self) -> bool:
         with self._changed:
             if self._is_taken:
                 return False
             self._is_taken = True
             return True
 
-    def give_back(self) -> None:
+    def _release(self) -> None:
         with self._changed:
             self._is_taken = False
             self._changed.notify_all()
@@ -62,11 +88,8 @@ class Stepper:
     def step(self) -> list[Handle] | None:
         """Advance all requests. Returns the handles that got a chunk or an error; None if there was
         no work."""
-        self._turn.take()
-        try:
+        with self._turn:
             return self._step()
-        finally:
-            self._turn.give_back()
 
     def advance_until(self, is_done: Callable[[], bool]) -> None:
         """Step, or wait for another thread's step, until `is_done()` or there is no work."""
@@ -78,30 +101,31 @@ class Stepper:
                 self._turn.give_back()
 
     def settle(self) -> None:
-        """Release cancelled requests now; a step under way does so itself."""
-        if self._turn.take_if_free():
-            try:
-                self.engine.drop_cancelled()
-                self._drop_ended()
-            finally:
-                self._turn.give_back()
+        """Release cancelled requests now, or when the step under way ends."""
+        self._turn.settle(self)
 
     def cancel_all(self) -> None:
-        """Cancel all requests and release their state."""
-        self._turn.take()
-        try:
-            for handle in list(self._handles.values()):
-                self.engine.cancel(handle.request)
-            self.engine.drop_cancelled()
-            self._drop_ended()
-        finally:
-            self._turn.give_back()
+        """Cancel all requests; `settle` or `drop_cancelled` releases their state."""
+        for handle in list(self._handles.values()):
+            self.engine.cancel(handle.request)
+
+    def drop_cancelled(self) -> None:
+        """Release cancelled requests. The caller holds the turn."""
+        self.engine.drop_cancelled()
+        self._drop_ended()
 
     def _step(self) -> list[Handle] | None:
         if not self.engine.has_work:
             return None
+        try:
+            rounds = self.engine.step()
+        except BaseException:  # such as Ctrl-C: a request in the midst of a pass can't go on
+            for request in (*self.engine.reading, *self.engine.running):
+                self.engine.cancel(request)
+            self.drop_cancelled()
+            raise
         moved = []
-        for round_ in self.engine.step():
+        for round_ in rounds:
             handle = self._handles.get(round_.request_id)
             if handle is not None:
                 handle.take(round_)
@@ -153,27 +177,50 @@ class Handle:
 
     def __next__(self) -> StreamChunk:
         """Return the next chunk. Raises the error that the request failed with."""
-        self._stepper.advance_until(lambda: bool(self._chunks) or self.finished)
-        if self._chunks:
-            return self._chunks.popleft()
-        if self.request.error is not None:
-            raise self.request.error
-        raise StopIteration
+        while (chunk := self._next_ready()) is None:
+            if self._is_read:
+                raise StopIteration
+            self._advance()
+        return chunk
 
     def __aiter__(self) -> AsyncIterator[StreamChunk]:
         return self._chunks_async()
 
     async def _chunks_async(self) -> AsyncIterator[StreamChunk]:
-        while (chunk := await asyncio.to_thread(next, self, None)) is not None:
-            yield chunk
+        # a chunk is removed only when it is there, so cancelling the waiting task loses none
+        while True:
+            while (chunk := self._next_ready()) is not None:
+                yield chunk
+            if self._is_read:
+                return
+            await asyncio.to_thread(self._advance)
 
     def taken(self) -> Iterator[StreamChunk]:
         """Yield the chunks that are ready, without stepping."""
-        while self._chunks:
-            yield self._chunks.popleft()
+        while (chunk := self._next_ready()) is not None:
+            yield chunk
+
+    def _advance(self) -> None:
+        """Step until a chunk is ready or none will come."""
+        self._stepper.advance_until(lambda: bool(self._chunks) or self.finished)
+
+    def _next_ready(self) -> StreamChunk | None:
+        try:
+            return self._chunks.popleft()
+        except IndexError:  # another reader may have taken it
+            return None
+
+    @property
+    def _is_read(self) -> bool:
+        """True if nothing is left to read. Raises the error that the request failed with."""
+        if not self.finished or self._chunks:
+            return False
+        if self.request.error is not None:
+            raise self.request.error
+        return True
 
     def settle(self) -> None:
-        """After `cancel`: release the request's state now; a step under way does so itself."""
+        """After `cancel`: release the request's state now, or when the step under way ends."""
         self._stepper.settle()
 
     def result(self) -> GenerationResult:
