@@ -32,14 +32,26 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
+    return _cpu_facts().get("model name") or platform.processor()
+
+
+def processor_model() -> str:
+    """Family, model and instruction set: virtual machines give different processors one name."""
+    facts = _cpu_facts()
+    names = ("cpu family", "model")
+    return " ".join(
+        [*(facts.get(name, "") for name in names), torch.backends.cpu.get_cpu_capability()]
     )
+
+
+def _cpu_facts() -> dict[str, str]:
+    """Facts about the first core in /proc/cpuinfo; empty if there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 
 from d3d.files import Journal
 from d3d.hub.cache import cache_root
-from d3d.machine import processor
+from d3d.machine import processor, processor_model
 
 if TYPE_CHECKING:
     from d3d.methods.base import Parts
@@ -51,6 +51,7 @@ def machine_costs(parts: Parts) -> MachineCosts:
     model = parts.model
     key = {
         "processor": processor(),
+        "processor_model": processor_model(),
         "device": torch.cuda.get_device_name(model.device)
         if model.device.type == "cuda"
         else "cpu",

@@ -17,6 +17,7 @@ from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidRequest
 from d3d.methods.base import Parts
+from d3d.methods.costs import machine_costs
 from d3d.methods.fused import engine as fused
 from d3d.methods.fused.config import FusedConfig
 from d3d.methods.fused.engine import LONGEST_COPY, DraftedGroup, FusedEngine, _LastPass
@@ -690,3 +691,15 @@ def test_what_a_text_offers_is_believed_as_far_as_it_was_kept() -> None:
         copies.survival.add(3, 1)
     assert copies.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[0] > 0.9
     assert copies.offer([1, 2, 3, 9, 1, 2, 7, 1, 2]).confidences[1] < 0.1
+
+
+def test_a_price_of_another_processor_of_the_same_name_is_not_used(
+    tiny_target: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = open_tiny(tiny_target)
+    parts = Parts(base, NativeTarget(base.transformer), random_drafter(base))
+    assert machine_costs(parts).measured("row_price", lambda: 0.25) == 0.25
+    assert machine_costs(parts).get("row_price") == 0.25
+    monkeypatch.setattr("d3d.methods.costs.processor_model", lambda: "26 2 AVX512")
+    assert machine_costs(parts).get("row_price") is None
+    assert (cache / "machine.jsonl").exists()
