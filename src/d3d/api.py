@@ -1,7 +1,7 @@
 """The Python interface: `d3d.load(...)`, then `.generate(...)`, `.stream(...)` or `.add(...)`.
 
 >>> with d3d.load("smollm2-135m") as model:
-...     print(model.generate("What is the capital of France?").text)
+...     print(model.generate("Why is the sky blue?").text)
 """
 
 from __future__ import annotations
@@ -11,25 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
 from typing_extensions import Self, Unpack
 
 from d3d.config import asked_method, request_config, usual_method
 from d3d.engine.engine import Engine
 from d3d.engine.request import Request, new_request
-from d3d.engine.sampling import SamplingParams
-from d3d.errors import InvalidRequest, first_problem
+from d3d.errors import InvalidRequest
 from d3d.handle import Handle, Stepper, Turn
 from d3d.hub.chat import encode_chat
 from d3d.hub.open_model import OpenModel, TargetModel
 from d3d.methods.base import Built, MethodConfig, Parts
 from d3d.model.drafter import DrafterModel
 from d3d.model.int8 import precision
-from d3d.request_options import (
-    RequestOptions as RequestOptions,
-)
+from d3d.request_options import RequestOptions as RequestOptions
 from d3d.request_options import SpeculationOptions as SpeculationOptions
-from d3d.request_options import split_options
+from d3d.request_options import check_many, check_prompt, sampling_params, split_options
 from d3d.results import GenerationResult, Recorder, Settings, StreamChunk
 
 if TYPE_CHECKING:
@@ -369,40 +365,3 @@ class Model:
             looks_up=bool(getattr(config, "lookup", None)) or config.method == "ngram",
             may_pause=bool(getattr(config, "least_kept", None)),
         )
-
-
-def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: object) -> None:
-    """Check arguments of `stream_many`. Raises InvalidRequest."""
-    if not isinstance(prompts, list | tuple):
-        raise InvalidRequest(
-            f"prompts: give a list of prompts, not {type(prompts).__name__}; for a single one "
-            "there is generate"
-        )
-    if per_prompt is not None and len(per_prompt) != len(prompts):
-        raise InvalidRequest(
-            f"per_prompt: it has {len(per_prompt)} entries for {len(prompts)} prompts; give one "
-            "for each, {} for none"
-        )
-    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
-        raise InvalidRequest(f"max_batch: {max_batch!r} is not a whole number of 1 or more")
-
-
-def check_prompt(prompt: str, *, raw: bool = False) -> None:
-    """Raise InvalidRequest for text that can't be a prompt: empty, or not Unicode."""
-    if not (prompt if raw else prompt.strip()):
-        raise InvalidRequest("prompt: it is empty; give some text")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"prompt: it is not valid Unicode text at character {error.start}; give it as UTF-8"
-        ) from error
-
-
-def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
-    """Validate sampling parameters. Raises InvalidRequest naming the first unknown or impossible
-    field."""
-    try:
-        return SamplingParams(**fields)
-    except ValidationError as error:
-        raise InvalidRequest(first_problem(error, SamplingParams.model_fields)) from error

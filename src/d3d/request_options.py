@@ -1,9 +1,14 @@
-"""Types of a request's keyword arguments, so that type checkers see every option."""
+"""Arguments of requests: types of the keyword arguments, for type checkers, and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
+
+from pydantic import ValidationError
+
+from d3d.engine.sampling import SamplingParams
+from d3d.errors import InvalidRequest, first_problem
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -70,3 +75,40 @@ def split_options(options: RequestOptions) -> tuple[dict[str, Any], SpeculationO
 
 
 _SPECULATION = frozenset(SpeculationOptions.__annotations__)
+
+
+def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: object) -> None:
+    """Check arguments of `stream_many`. Raises InvalidRequest."""
+    if not isinstance(prompts, list | tuple):
+        raise InvalidRequest(
+            f"prompts: give a list of prompts, not {type(prompts).__name__}; for a single one "
+            "there is generate"
+        )
+    if per_prompt is not None and len(per_prompt) != len(prompts):
+        raise InvalidRequest(
+            f"per_prompt: it has {len(per_prompt)} entries for {len(prompts)} prompts; give one "
+            "for each, {} for none"
+        )
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+        raise InvalidRequest(f"max_batch: {max_batch!r} is not a whole number of 1 or more")
+
+
+def check_prompt(prompt: str, *, raw: bool = False) -> None:
+    """Raise InvalidRequest for text that can't be a prompt: empty, or not Unicode."""
+    if not (prompt if raw else prompt.strip()):
+        raise InvalidRequest("prompt: it is empty; give some text")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"prompt: it is not valid Unicode text at character {error.start}; give it as UTF-8"
+        ) from error
+
+
+def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
+    """Validate sampling parameters. Raises InvalidRequest naming the first unknown or impossible
+    field."""
+    try:
+        return SamplingParams(**fields)
+    except ValidationError as error:
+        raise InvalidRequest(first_problem(error, SamplingParams.model_fields)) from error

@@ -290,8 +290,8 @@ def _directory_of(results: Path, name: str) -> Path:
 
 def _check(methods: Sequence[str], temperature: float) -> None:
     """Raises InvalidRequest for methods or a temperature that can't be used."""
-    from d3d.api import sampling_params
     from d3d.lab.bench.methods import check_names
+    from d3d.request_options import sampling_params
 
     sampling_params({"temperature": temperature})
     check_names(methods, temperature)

@@ -91,11 +91,11 @@ def data(
     """Write the target's answers to prompts into a training corpus.
 
     Answers that the corpus has already are not written again."""
-    from d3d.api import sampling_params
     from d3d.cli.console import meter, note
     from d3d.errors import InvalidRequest
     from d3d.hub.open_model import open_model
     from d3d.model.linear import pack_weights
+    from d3d.request_options import sampling_params
     from d3d.train.answers import AnswerOptions, CorpusPlan, CorpusRun
     from d3d.train.prompts import PromptOptions
 

@@ -45,7 +45,7 @@ def show_dry_run(
 def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
     """Read the prompt from the argument or --prompt; `-` reads standard input, without its last
     newline. Raises InvalidRequest if it is missing, empty or given twice."""
-    from d3d.api import check_prompt
+    from d3d.request_options import check_prompt
 
     if prompt is not None and option is not None and prompt != option:
         raise InvalidRequest("PROMPT and --prompt are both given; give one of them")
