@@ -372,6 +372,8 @@ def test_vllms_and_transformers_names_are_understood(model: d3d.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"method": "ngram", "num_speculative_tokens": 10**30}, "less than or equal to 1024"),
+        ({"method": "ngram", "prompt_lookup_max": 10**30}, "less than or equal to 1024"),
         ({"speculative_config": {"metod": "ngram"}}, "there is no key 'metod'; there are: method"),
         ({"speculative_config": {"num_speculative_token": 5}}, "'num_speculative_tokens'?"),
         ({"speculative_config": "{"}, "speculative_config: it is not JSON"),

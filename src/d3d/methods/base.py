@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 DEFAULT_DRAFT_LENGTH = 5
 
+MOST_TOKENS = 1024
+"""Upper bound of options that count tokens, so that a wrong one is refused, not computed."""
+
 DraftLength = Annotated[
     int | None,
-    Field(ge=1, description="Most tokens to draft a round (num_speculative_tokens)."),
+    Field(
+        ge=1, le=MOST_TOKENS, description="Most tokens to draft a round (num_speculative_tokens)."
+    ),
 ]
 Lookup = Annotated[
     int | None,

@@ -6,16 +6,25 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from d3d.methods.base import DEFAULT_DRAFT_LENGTH, Built, DraftLength, Facts, MethodConfig, Parts
+from d3d.methods.base import (
+    DEFAULT_DRAFT_LENGTH,
+    MOST_TOKENS,
+    Built,
+    DraftLength,
+    Facts,
+    MethodConfig,
+    Parts,
+)
 
 DEFAULT_LONGEST = 3
 
 LookupMin = Annotated[
     int | None,
-    Field(ge=1, description="Shortest run to match, in tokens. Default: 1."),
+    Field(ge=1, le=MOST_TOKENS, description="Shortest run to match, in tokens. Default: 1."),
 ]
 LookupMax = Annotated[
-    int | None, Field(ge=1, description="Longest run to match, in tokens. Default: 3.")
+    int | None,
+    Field(ge=1, le=MOST_TOKENS, description="Longest run to match, in tokens. Default: 3."),
 ]
 
 
