@@ -401,6 +401,18 @@ def test_serial_needs_a_drafter(plain_model: Model) -> None:
         plain_model.generate("hello", mode="serial")
 
 
+def test_options_without_a_method_are_those_of_a_preset_files_method(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    fields = {"target": str(tiny_target), "drafter": str(tiny_drafter)}
+    file = tmp_path / "preset.json"
+    file.write_text(json.dumps({**fields, "mode": "fused", "lookup": 2}))
+    model = d3d.load(str(file), device="cpu", speculative_config={"num_speculative_tokens": 3})
+    config = model.config()
+    assert (config.method, config.max_draft_length) == ("fused", 3)
+    assert config.model_dump()["lookup"] == 2
+
+
 def test_plain_and_a_drafter_contradict_each_other(tiny_target: Path, tiny_drafter: Path) -> None:
     with pytest.raises(InvalidRequest, match="leave the drafter out"):
         d3d.load(str(tiny_target), tiny_drafter, plain=True)

@@ -125,6 +125,8 @@ def test_impossible_requests_are_refused_when_they_are_added(model: d3d.Model) -
         model.add(PROMPTS[0], method="serial", rows=8)
     with pytest.raises(InvalidRequest, match="prompt: it is empty"):
         model.add("")
+    with pytest.raises(InvalidRequest, match=r"messages .* or token ids, nothing else"):
+        model.add([True, False])
 
 
 def test_threads_add_iterate_and_cancel_while_others_step(model: d3d.Model) -> None:
@@ -364,6 +366,8 @@ def test_vllms_and_transformers_names_are_understood(model: d3d.Model) -> None:
         speculation = model.generate(PROMPTS[0], **options, **LONG).speculation
         assert speculation is not None
         assert speculation.draft_length == 3
+    unset = model.config(speculative_config={"num_speculative_tokens": None}, draft_length=3)
+    assert unset.max_draft_length == 3
     looked_up = model.generate(PROMPTS[0], prompt_lookup_num_tokens=2, **LONG).speculation
     assert looked_up is not None
     assert (looked_up.mode, looked_up.draft_length) == ("ngram", 2)
@@ -384,6 +388,12 @@ def test_vllms_and_transformers_names_are_understood(model: d3d.Model) -> None:
             {"draft_length": 3, "speculative_config": {"num_speculative_tokens": 2}},
             "draft_length: 2 in speculative_config and 3",
         ),
+        ({"method": "serial", "prompt_lookup_num_tokens": 2}, "'serial' and 'ngram' are both"),
+        ({"draft_length": 3, "prompt_lookup_num_tokens": 2}, "draft_length: 2 in"),
+        ({"method": ""}, "method: '' is not one of"),
+        ({"method": ["serial"]}, "method: ['serial'] is not a name"),
+        ({"speculative_config": {"method": " "}}, "method: ' ' is not a name"),
+        ({"speculative_config": "[" * 100_000}, "speculative_config: it is not JSON"),
         (
             {"speculative_config": {"prompt_lookup_min": 4, "prompt_lookup_max": 2}},
             "prompt_lookup_min",

@@ -107,6 +107,7 @@ def test_no_prompts_are_no_answers(model: Model) -> None:
         ([5, 6], {}, "prompts[0]: give text, a list of messages"),
         (["hello", list(range(3, 250)) * 2], {}, "prompts[1]: 494 tokens leave no room"),
         (["hello", "why?"], {"per_prompt": [{}]}, "per_prompt: it has 1 entries for 2 prompts"),
+        (["hello"], {"per_prompt": [None]}, "per_prompt: [None] is not a list of mappings"),
         (["hello", "why?"], {"per_prompt": [{}, {"temperature": -1}]}, "prompts[1]: temperature"),
         (
             ["hello", "why?"],

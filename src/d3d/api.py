@@ -331,7 +331,7 @@ class Model:
             )
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt))
-        if not all(isinstance(token_id, int) for token_id in prompt):
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in prompt):
             raise InvalidRequest(
                 "prompt: a list holds messages (role and content) or token ids, nothing else"
             )

@@ -120,14 +120,14 @@ def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{where}: it is not JSON ({error})") from error
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{where}: give an object, not {type(value).__name__}")
     fields = dict(value)
     method, drafter = fields.pop("method", None), fields.pop("model", None)
     for name, text in (("method", method), ("model", drafter)):
-        if text is not None and not isinstance(text, str):
+        if text is not None and not (isinstance(text, str) and text.strip()):
             raise InvalidRequest(f"{where}: {name}: {text!r} is not a name")
     if drafter is not None and method is not None and method in ("ngram", *METHOD_ALIASES):
         raise InvalidRequest(f"{where}: model: method {method} needs no drafter; leave it out")
@@ -157,9 +157,17 @@ def asked_method(options: Mapping[str, Any]) -> SpeculativeChoice:
     if (config := fields.pop("speculative_config", None)) is not None:
         given = read_speculative_config(config)
     if (num_tokens := fields.pop("prompt_lookup_num_tokens", None)) is not None:
-        fields = {"method": "ngram", "draft_length": num_tokens, **fields}
+        given = given._replace(
+            method=given.method or "ngram",
+            options=canonical_pairs(given.options, {"draft_length": num_tokens}),
+        )
     names = [fields.pop("method", None), fields.pop("mode", None), given.method]
-    methods = list(dict.fromkeys(METHOD_ALIASES.get(name, name) for name in names if name))
+    for name in names:
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequest(f"method: {name!r} is not a name")
+    methods = list(
+        dict.fromkeys(METHOD_ALIASES.get(name, name) for name in names if name is not None)
+    )
     if len(methods) > 1:
         raise InvalidRequest(f"method: {methods[0]!r} and {methods[1]!r} are both asked for")
     method = methods[0] if methods else None
@@ -169,8 +177,13 @@ def asked_method(options: Mapping[str, Any]) -> SpeculativeChoice:
 
 
 def canonical_pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two sets of options under d3d's names. Raises InvalidRequest if they contradict."""
-    ours, theirs = canonical(first), canonical(second)
+    """Merge two sets of options under d3d's names, without unset ones.
+
+    Raises InvalidRequest if they contradict."""
+    ours, theirs = (
+        {name: value for name, value in canonical(options).items() if value is not None}
+        for options in (first, second)
+    )
     for name in ours.keys() & theirs.keys():
         if ours[name] != theirs[name]:
             raise InvalidRequest(

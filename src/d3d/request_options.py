@@ -84,6 +84,11 @@ def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: 
             f"prompts: give a list of prompts, not {type(prompts).__name__}; for a single one "
             "there is generate"
         )
+    if per_prompt is not None and not (
+        isinstance(per_prompt, list | tuple)
+        and all(isinstance(each, Mapping) for each in per_prompt)
+    ):
+        raise InvalidRequest(f"per_prompt: {per_prompt!r} is not a list of mappings")
     if per_prompt is not None and len(per_prompt) != len(prompts):
         raise InvalidRequest(
             f"per_prompt: it has {len(per_prompt)} entries for {len(prompts)} prompts; give one "

@@ -183,6 +183,10 @@ def test_bad_input_gets_one_clear_line(
     assert chat(*arguments, lines="hello\n").is_refusal(words)
 
 
+def test_foreign_options_are_refused_before_the_first_turn(chat: Any) -> None:
+    assert chat("--rows", "4", lines="").is_refusal("rows: method serial has no such option")
+
+
 def test_input_that_is_no_text(chat: Any) -> None:
     assert chat(lines=b"\xff\xfe\n").is_refusal("standard input is not UTF-8")
 

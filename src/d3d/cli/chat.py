@@ -49,6 +49,7 @@ def chat(
         return
     loaded = choice.load(speculation)
     options = {"method": speculation.method, **speculation.options}
+    loaded.config(**options)
     for text in (
         requests.thinking_warning(loaded.target, thinking),
         "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends"

@@ -257,7 +257,7 @@ class ModelChoice:
         if method == "draft_model" and drafter is not None:
             return None, drafter
         if (
-            method in ("serial", "fused", "async")
+            method in ("serial", "fused", "async", "draft_model")
             and drafter is None
             and not _brings_one(self.name)
         ):
