@@ -15,7 +15,10 @@ from typing_extensions import Self, Unpack
 
 from d3d.config import asked_method, request_config, usual_method
 from d3d.engine.engine import Engine
+from d3d.engine.params import SamplingParams
 from d3d.engine.request import Request, new_request
+from d3d.engine.round import TokenLogprob
+from d3d.engine.score import score
 from d3d.errors import InvalidRequest
 from d3d.handle import Handle, Stepper, Turn
 from d3d.hub.chat import encode_chat
@@ -56,6 +59,9 @@ class Model:
         self.parts = parts
         self.preset = preset
         self.engine_name = engine_name
+        self.max_batch = DEFAULT_BATCH
+        """Maximum number of requests from `add` that are decoded together; read when a method's
+        first request comes."""
         self._turn = Turn()
         self._making = threading.RLock()
         """Held while a method is built, or its engine made."""
@@ -91,6 +97,11 @@ class Model:
     @property
     def has_drafter(self) -> bool:
         return self.parts.drafter is not None or self.parts.draft_model is not None
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens, prompt and answer together."""
+        return self.parts.target.max_length
 
     @property
     def dtype_name(self) -> str:
@@ -198,7 +209,9 @@ class Model:
         sampling, spec = split_options(options)
         config = self.config(**spec)
         request = self._request(prompt, sampling, options)
-        engine = self.engine(config)  # each time: its draft worker may have ended
+        engine = self.engine(
+            config, max_batch=self.max_batch
+        )  # each time: its draft worker may have ended
         with self._making:
             stepper = self._steppers.setdefault(config, Stepper(engine, self._turn))
         return stepper, config, request
@@ -297,6 +310,19 @@ class Model:
             for built in list(self._built.values()):
                 if built.drafter is not None:
                     built.drafter.close()
+
+    def score(self, token_ids: Sequence[int], *, num_top: int = 0) -> list[TokenLogprob]:
+        """Log-probabilities of all tokens but the first, given those before them. num_top:
+        alternatives per token. Other requests go on in between. Raises InvalidRequest as `add`."""
+        new_request(self.parts.target, list(token_ids), SamplingParams())  # checks them
+        passes = score(self.parts.target, token_ids, num_top)
+        entries: list[TokenLogprob] = []
+        while True:
+            with self._turn:
+                part = next(passes, None)
+            if part is None:
+                return entries
+            entries += part
 
     # Requests and their settings
 

@@ -147,6 +147,8 @@ class StreamChunk:
     num_accepted: int
     """Number of leading ids that were drafted."""
     result: GenerationResult | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token, if requested."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,9 @@ class Recorder:
         if round_.fault is not None:
             self._faults.append(round_.fault)
         result = None if round_.finish_reason is None else self.result(round_.finish_reason)
-        return StreamChunk(round_.text, round_.token_ids, round_.num_accepted, result)
+        return StreamChunk(
+            round_.text, round_.token_ids, round_.num_accepted, result, round_.logprobs
+        )
 
     def result(self, reason: FinishReason) -> GenerationResult:
         """Result of the answer so far."""

@@ -23,6 +23,7 @@ from d3d.cli.plan import plan
 from d3d.cli.profile import profile
 from d3d.cli.prune import prune
 from d3d.cli.pull import pull
+from d3d.cli.serve import serve
 from d3d.cli.show_preset import show
 from d3d.cli.timeline import timeline
 from d3d.cli.train import train
@@ -61,7 +62,7 @@ def _options(
 
 # Modules of commands import torch and transformers inside their functions, so that --help is quick.
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
-    "Answer": {"generate": generate, "chat": chat, "demo": demo},
+    "Answer": {"generate": generate, "chat": chat, "serve": serve, "demo": demo},
     "Drafters": {
         "data": data,
         "train": train,

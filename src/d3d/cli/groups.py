@@ -59,6 +59,7 @@ def takes(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 PANELS = (
+    "Server",
     "Model",
     "Speculation",
     "Sampling",

@@ -208,7 +208,7 @@ def _choose_rows(scores: Tensor, first_row: int, request: Request) -> Choices:
         token_ids = inverse_cdf(scores.softmax(dim=-1), noise)
     if params.logprobs is None:
         return Choices(token_ids)
-    return Choices(token_ids, _logprobs(scores, token_ids, params.logprobs))
+    return Choices(token_ids, token_logprobs(scores, token_ids, params.logprobs))
 
 
 def choice_gap(logits: Tensor, request: Request, other: int | None = None) -> float:
@@ -353,11 +353,14 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
     return token_ids
 
 
-def _logprobs(scores: Tensor, token_ids: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of the chosen and the best tokens. A list of alternatives always includes
+def token_logprobs(
+    scores: Tensor, token_ids: Sequence[int], num_top: int
+) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of one token per row, and of the row's best. scores: float32 [rows,
+    vocab_size]. A list of alternatives always includes
     the chosen one, so it may have one entry more."""
     logprobs = scores.log_softmax(dim=-1)
-    chosen = logprobs.gather(-1, torch.tensor(token_ids, device=scores.device)[:, None])[
+    chosen = logprobs.gather(-1, torch.tensor(list(token_ids), device=scores.device)[:, None])[
         :, 0
     ].tolist()
     values, ids = logprobs.topk(min(num_top, scores.shape[-1]))
