@@ -36,7 +36,7 @@ BENCH_METHODS = $(addprefix --method ,serial fused async async_modelled lookup d
 	$(addprefix --method ,transformers transformers_lookup transformers_assistant llama_cpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo bench test soak check lint types architecture format clean
+.PHONY: help install install-dev demo bench test soak load check lint types architecture format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -59,6 +59,9 @@ test: .venv/.installed-dev ## the test suite
 
 soak: .venv/.installed-dev ## async mode, 20,000 rounds with faults injected: every answer must be the target's own
 	$(BIN)/python tests/soak.py $(ARGS)
+
+load: .venv/.installed-dev ## a server under 64 clients for two minutes: every answer must be the engine's own
+	$(BIN)/python tests/load.py $(ARGS)
 
 check: lint types architecture test ## everything that CI runs
 

@@ -8,7 +8,9 @@ import json
 import logging
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from d3d.api import Prompt
 from d3d.engine.round import TokenLogprob
 from d3d.errors import D3DError, InvalidRequest
 from d3d.results import GenerationResult
@@ -127,6 +130,8 @@ class _Routes:
         self.service, self.model_name, self.access = service, model_name, access
         self.model = service.model
         self.created = int(time.time())
+        # one thread: giant prompts in several would leave each thread's heap at its largest
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="d3d-encode")
 
     # Answers
 
@@ -134,7 +139,7 @@ class _Routes:
         body: ChatBody = parsed(ChatBody, await self._json(request))
         self._check_model(body.model)
         messages = [{"role": each.role, "content": each.text} for each in body.messages]
-        token_ids = await asyncio.to_thread(self.model.encode, messages, thinking=body.thinking)
+        token_ids = await self._encode(messages, thinking=body.thinking)
         return await self._answer(request, body, [token_ids], is_chat=True)
 
     async def completions(self, request: Request) -> Response:
@@ -143,10 +148,7 @@ class _Routes:
         prompts = body.prompts
         if not 1 <= len(prompts) <= MOST_PROMPTS:
             raise BadRequest(f"prompt: give 1 to {MOST_PROMPTS} prompts", param="prompt")
-        encoded = [
-            await asyncio.to_thread(self.model.encode, each, raw=isinstance(each, str))
-            for each in prompts
-        ]
+        encoded = [await self._encode(each, raw=isinstance(each, str)) for each in prompts]
         if body.echo:
             return await self._echo(request, body, encoded)
         return await self._answer(request, body, encoded, is_chat=False)
@@ -202,6 +204,13 @@ class _Routes:
             prompt_ids=prompts[0],
         )
 
+    async def _encode(
+        self, prompt: Prompt, *, raw: bool = False, thinking: bool | None = None
+    ) -> list[int]:
+        """Encode a prompt off the event loop. Raises InvalidRequest."""
+        encode = partial(self.model.encode, prompt, raw=raw, thinking=thinking)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
+
     # Models and tokens
 
     async def models(self) -> dict[str, Any]:
@@ -227,7 +236,7 @@ class _Routes:
             raise BadRequest("prompt: give either a prompt or messages", param="prompt")
         if body.messages is not None:
             messages = [{"role": each.role, "content": each.text} for each in body.messages]
-            tokens = await asyncio.to_thread(self.model.encode, messages)
+            tokens = await self._encode(messages)
         else:
             tokens = list(
                 self.model.tokenizer.encode(
