@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -31,6 +34,7 @@ from d3d.errors import D3DError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
 
 app = typer.Typer(
     name="d3d",
@@ -86,9 +90,11 @@ app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 def main() -> None:
     """Entry point. Exit codes: 0 done; 2 for an error that the user can fix (one line on standard
-    error); 130 after Ctrl-C."""
+    error); 130 after Ctrl-C; 141 if the reader of standard output has gone."""
     try:
-        sys.exit(app(prog_name="d3d", standalone_mode=False))
+        code = app(prog_name="d3d", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except D3DError as error:
         _refuse(str(error))
     except TyperException as error:
@@ -102,8 +108,24 @@ def main() -> None:
             "out of memory: take --dtype bfloat16, fewer --max-tokens or another --device "
             "(d3d doctor --model shows what fits)"
         )
+    except OSError as error:
+        if error.filename is not None or error.errno is None:  # a file: its own code reports it
+            raise
+        _drop_output()
+        if error.errno == errno.EPIPE:  # whoever reads it has read enough
+            sys.exit(EXIT_PIPE)
+        _refuse(
+            f"standard output can't be written: {error.strerror}; the files that the command "
+            "writes are not affected; free some space, or send the output elsewhere"
+        )
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _drop_output() -> None:
+    """Let the interpreter's own flush at the end succeed."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str) -> NoReturn:

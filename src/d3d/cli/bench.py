@@ -203,13 +203,18 @@ def identity(
     rounding does not explain a difference."""
     import json
 
+    from d3d.files import FileKind, write_whole
     from d3d.lab.bench.answers import MethodOptions, Sampling
     from d3d.lab.bench.harness import BenchPlan
     from d3d.lab.bench.prompt_sets import MINI, SETS
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import identity_record, identity_sections, provenance_section
+    from d3d.lab.report.tables import check_report
 
     directory = _directory_of(results, name)
+    file = directory / RECORD_FILE
+    FileKind("a record of d3d bench identity", ("settings", "sets", "commands")).check(file)
+    check_report(directory)
     wanted = methods or ["serial", "fused", "async"]
     _check(wanted, temperature)
     public = [name for name in SETS if name != MINI]
@@ -224,8 +229,7 @@ def identity(
     _measure(plan, loaded, wanted, MethodOptions(device=device, dtype="float32"))
     measured = load_run(directory)
     record = identity_record(measured)
-    file = directory / RECORD_FILE
-    file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     sections = [*identity_sections(measured), provenance_section(measured)]
     _print_tables(sections[:1])
     typer.echo(file)
@@ -337,6 +341,5 @@ def _write(directory: Path, title: str, sections: Sequence[Section]) -> None:
     """Write a report and print its files."""
     from d3d.lab.report.tables import write_report
 
-    directory.mkdir(parents=True, exist_ok=True)
     for file in write_report(directory, title, sections):
         typer.echo(file)

@@ -8,6 +8,8 @@ been."""
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.engine.metrics import ratio
 from d3d.errors import D3DError, InvalidRequest, MissingExtra
+from d3d.files import FileKind, Journal
 from d3d.lab.tune.measure import Measurer
 from d3d.lab.tune.setups import SPARED_NOTHING, Setup, Space, starting_points, suggested
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'd3d-decoding[tune]'"
 STUDY = "tune"
+LOG = FileKind("the log of a search", ("op_code", "worker_id"))
 UNJUDGED = 4
 """Trials before any is given up."""
 
@@ -60,14 +64,19 @@ class Search:
     """A search, new or resumed, in a journal of its own."""
 
     def __init__(self, journal: Path, plan: SearchPlan) -> None:
-        """Raises MissingExtra without optuna, InvalidRequest if the journal holds another
-        search."""
+        """The caller holds the journal's directory. Raises MissingExtra without optuna,
+        InvalidRequest if the journal holds another search, is damaged, or is of another
+        program."""
         self._optuna = require_optuna()
+        _check_log(journal)
         self._plan = plan
         self._starts = starting_points(plan.space, plan.threads)
         with _quiet(self._optuna):
             storages = self._optuna.storages
-            backend = storages.journal.JournalFileBackend(str(journal))
+            backend = storages.journal.JournalFileBackend(
+                str(journal),
+                lock_obj=threading.Lock(),  # its own lock files outlive a kill
+            )
             self._study = self._optuna.create_study(
                 storage=storages.JournalStorage(backend),
                 study_name=STUDY,
@@ -192,6 +201,20 @@ class Search:
                 "other prompts"
             )
         return score
+
+
+def _check_log(path: Path) -> None:
+    """Cut a torn last line. Raises InvalidRequest for a damaged line before it."""
+    log = Journal(path, LOG)
+    log.cut_torn_line()
+    for number, line in log.lines():
+        try:
+            json.loads(line)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"{path}, line {number}: it is damaged ({error}); remove this line and those after "
+                "it to go on from there"
+            ) from error
 
 
 def _seed(seed: int, number: int) -> int:
