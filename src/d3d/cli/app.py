@@ -34,7 +34,8 @@ from d3d.errors import D3DError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141
+EXIT_PIPE = 1
+"""As typer does for its own output."""
 
 app = typer.Typer(
     name="d3d",
@@ -90,7 +91,7 @@ app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 def main() -> None:
     """Entry point. Exit codes: 0 done; 2 for an error that the user can fix (one line on standard
-    error); 130 after Ctrl-C; 141 if the reader of standard output has gone."""
+    error); 130 after Ctrl-C; 1 if the reader of standard output has gone."""
     try:
         code = app(prog_name="d3d", standalone_mode=False)
         sys.stdout.flush()

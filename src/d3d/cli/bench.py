@@ -251,7 +251,9 @@ def report(
     """Write report.md and a self-contained report.html, and print the first table."""
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import report as sections_of
+    from d3d.lab.report.tables import check_report
 
+    check_report(output or run)
     loaded = load_run(run)
     sections = sections_of(loaded, with_pictures=pictures)
     _print_tables(sections[:1])
@@ -272,7 +274,10 @@ def compare(
     """Show two runs side by side, and how their settings differ."""
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import comparison
+    from d3d.lab.report.tables import check_report
 
+    if output is not None:
+        check_report(output)
     runs = load_run(a), load_run(b)
     sections = comparison(*runs)
     _print_tables(sections)
