@@ -21,6 +21,7 @@ from d3d.files import (
 
 LOG = FileKind("a log", ("step", "loss"))
 PAGE = FileKind("a page", marker="written by us")
+OLD, NEW = "old, written by us", "new, written by us"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    write_whole(path, "old")
+    write_whole(path, PAGE, OLD)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -129,32 +130,49 @@ def test_a_failed_write_leaves_the_old_file(
         with monkeypatch.context() as patched:
             patched.setattr(f"d3d.files.{broken}", fail)
             with pytest.raises(CantWrite, match="file can't be written: No space left"):
-                write_whole(path, "new")
-        assert path.read_text() == "old"
+                write_whole(path, PAGE, NEW)
+        assert path.read_text() == OLD
         assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_links_modes_and_devices_stay(tmp_path: Path) -> None:
     path, link = tmp_path / "file", tmp_path / "link"
-    path.write_text("old")
+    path.write_text(OLD)
     path.chmod(0o640)
     link.symlink_to(path)
-    write_whole(link, "new")
+    write_whole(link, PAGE, NEW)
     assert link.is_symlink()
-    assert path.read_text() == "new"
+    assert path.read_text() == NEW
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    write_whole(tmp_path / "fresh", "")
+    write_whole(tmp_path / "fresh", PAGE, "")
     mask = os.umask(0)
     os.umask(mask)
     assert stat.S_IMODE((tmp_path / "fresh").stat().st_mode) == 0o666 & ~mask
-    write_whole(Path(os.devnull), "gone")
+    path.write_text("the user's")
+    with pytest.raises(InvalidRequest, match="not a page"):
+        write_whole(link, PAGE, NEW)
+    assert path.read_text() == "the user's"
+    write_whole(Path(os.devnull), PAGE, "gone")
     assert Path(os.devnull).is_char_device()
+
+
+def test_a_file_that_is_write_protected_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_whole(path, PAGE, OLD)
+    path.chmod(0o444)
+    # the superuser may write to it all the same
+    monkeypatch.setattr("os.access", lambda path, _: path.stat().st_mode & 0o200)
+    with pytest.raises(CantWrite, match="Permission denied"):
+        write_whole(path, PAGE, NEW)
+    assert path.read_text() == OLD
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_device_is_explained() -> None:
     with pytest.raises(CantWrite, match="/dev/full can't be written: No space left"):
-        write_whole(Path("/dev/full"), "text")
+        write_whole(Path("/dev/full"), PAGE, "text")
 
 
 def fill(path: Path, error: BaseException) -> None:

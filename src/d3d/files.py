@@ -125,25 +125,30 @@ class Alone:
         with explained(self._place, self._safe):
             self._made_directory = not self._path.parent.exists()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666))
-            holder = self._path.read_text("utf-8", "replace")
-        try:
-            self._lock.acquire()
-        except Timeout as error:
-            if self._wait:
+            holder = self._holder()  # before a version of filelock that would empty the file
+            try:
+                self._lock.acquire()
+            except Timeout as error:
+                if not self._path.exists():  # not held, but impossible: raise the reason
+                    os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT))
+                if not self._wait:
+                    raise InvalidRequest(
+                        f"another {self._what} is at work in {self._place}{holder}; wait for it, "
+                        "or choose another name"
+                    ) from error
                 name = self._place.name
                 print(f"d3d: waiting for another process that makes {name}", file=sys.stderr)
                 self._lock.acquire(timeout=-1)
-                return self
-            who = f" ({' '.join(holder.split())})" if holder else ""
-            raise InvalidRequest(
-                f"another {self._what} is at work in {self._place}{who}; wait for it, or choose "
-                "another name"
-            ) from error
         with suppress(OSError):  # a full disk: the lock holds all the same
             since = datetime.now().astimezone().isoformat(" ", "seconds")
             self._path.write_text(f"process {os.getpid()} on {node()} since {since}", "utf-8")
         return self
+
+    def _holder(self) -> str:
+        with suppress(OSError):
+            if text := self._path.read_text("utf-8", "replace"):
+                return f" ({' '.join(text.split())})"
+        return ""
 
     def release(self) -> None:
         """Let others work there. It may be called again."""
@@ -186,18 +191,29 @@ def explained(path: Path, safe: str = UNCHANGED) -> Iterator[None]:
     except D3DError:
         raise
     except Exception as error:
-        system = isinstance(error, OSError) and error.errno is not None
-        if not system and not any(words in str(error) for words in FAILED_WRITES):
+        system = _system_error(error)
+        if system is None and not any(words in str(error) for words in FAILED_WRITES):
             raise
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = "the disk is full, or failed" if system is None else system.strerror
         raise CantWrite(f"{path} can't be written: {reason}; {safe}") from error
 
 
-def write_whole(path: Path, content: str | bytes, safe: str = UNCHANGED) -> None:
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The failed system call behind an error."""
+    while error is not None and not (isinstance(error, OSError) and error.errno is not None):
+        error = error.__context__
+    return error
+
+
+def write_whole(path: Path, kind: FileKind, content: str | bytes, safe: str = UNCHANGED) -> None:
     """Write a file such that no reader ever sees half of it, creating its directory. A link is
-    kept, a device is written to. Raises CantWrite; what was there before is then unchanged."""
+    kept, a device is written to. Raises InvalidRequest if a file of another kind is there,
+    CantWrite if the file can't be written; what was there before is then unchanged."""
+    kind.check(path)
     with explained(path, safe):
         path = path.resolve()
+        if path.exists() and not os.access(path, os.W_OK):  # renaming would not mind
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         data = content.encode() if isinstance(content, str) else content
         if path.exists() and not path.is_file():
             path.write_bytes(data)

@@ -34,6 +34,7 @@ from d3d.errors import D3DError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+CANT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 EXIT_PIPE = 1
 """As typer does for its own output."""
 
@@ -110,23 +111,25 @@ def main() -> None:
             "(d3d doctor --model shows what fits)"
         )
     except OSError as error:
-        if error.filename is not None or error.errno is None:  # a file: its own code reports it
-            raise
-        _drop_output()
-        if error.errno == errno.EPIPE:  # whoever reads it has read enough
-            sys.exit(EXIT_PIPE)
-        _refuse(
-            f"standard output can't be written: {error.strerror}; the files that the command "
-            "writes are not affected; free some space, or send the output elsewhere"
-        )
+        _explain(error)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _drop_output() -> None:
-    """Let the interpreter's own flush at the end succeed."""
-    with suppress(OSError, ValueError):
+def _explain(error: OSError) -> NoReturn:
+    """End with one line if standard output or a full disk can't be written; raise other errors."""
+    if error.errno not in (*CANT_WRITE, errno.EPIPE):
+        raise error
+    if error.filename is not None:
+        _refuse(f"{error.filename} can't be written: {error.strerror}; free some space")
+    with suppress(OSError, ValueError):  # the interpreter's own flush at the end is to succeed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # whoever reads it has read enough
+        sys.exit(EXIT_PIPE)
+    _refuse(
+        f"standard output can't be written: {error.strerror}; files that the command writes are "
+        "not affected; free some space, or send the output elsewhere"
+    )
 
 
 def _refuse(message: str) -> NoReturn:

@@ -213,7 +213,8 @@ def identity(
 
     directory = _directory_of(results, name)
     file = directory / RECORD_FILE
-    FileKind("a record of d3d bench identity", ("settings", "sets", "commands")).check(file)
+    kind = FileKind("a record of d3d bench identity", ("settings", "sets", "commands"))
+    kind.check(file)
     check_report(directory)
     wanted = methods or ["serial", "fused", "async"]
     _check(wanted, temperature)
@@ -229,7 +230,7 @@ def identity(
     _measure(plan, loaded, wanted, MethodOptions(device=device, dtype="float32"))
     measured = load_run(directory)
     record = identity_record(measured)
-    write_whole(file, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_whole(file, kind, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     sections = [*identity_sections(measured), provenance_section(measured)]
     _print_tables(sections[:1])
     typer.echo(file)

@@ -217,6 +217,6 @@ def _report(
         files["svg"] = curve_picture(run.curve, timings, chosen)
     with alone_in(run.directory, "d3d prune"):
         for suffix, text in files.items():
-            write_whole(run.directory / f"curve.{suffix}", text)
+            write_whole(run.directory / f"curve.{suffix}", CURVES[suffix], text)
     note(f"{depth.layers} layers: {reason}")
     typer.echo(run.checkpoint(depth))

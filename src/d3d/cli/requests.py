@@ -128,7 +128,7 @@ def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
         "prompt_tokens": result.usage.prompt_tokens,
         "tpot_s": result.timing.tpot_s,
     }
-    write_whole(path, json.dumps(chrome_trace(result.rounds, about)))
+    write_whole(path, TRACE, json.dumps(chrome_trace(result.rounds, about)))
 
 
 def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:

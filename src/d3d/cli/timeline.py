@@ -41,8 +41,7 @@ def timeline(
                 f"--start {start} is behind the trace's last round, {len(known) - 1}"
             )
         with alone_with(out, "d3d timeline"):
-            PICTURE.check(out)
-            write_whole(out, picture(known, kind, start=start, count=rounds))
+            write_whole(out, PICTURE, picture(known, kind, start=start, count=rounds))
     if as_json:
         typer.echo(json.dumps(figures(known), allow_nan=False))
     else:

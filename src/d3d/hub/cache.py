@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from d3d.errors import CantWrite
-from d3d.files import alone_with, explained, write_whole
+from d3d.errors import CantWrite, InvalidRequest
+from d3d.files import FileKind, alone_with, explained, write_whole
 
 PARTIAL_SUFFIX = ".part"
 """Ends the name of everything that is not complete yet."""
@@ -23,6 +23,8 @@ CONVERSION_FORMAT = 1
 """Raised when the GGUF conversion writes something else, so that old conversions are redone."""
 
 MANIFEST = "d3d_source.json"
+
+HASH = FileKind("a remembered hash", ("path", "stamp", "sha256"))
 
 
 def cache_root() -> Path:
@@ -46,8 +48,8 @@ def file_sha256(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not hashed before, or an unreadable note: hash it
     digest = hash_content(path)
-    with suppress(CantWrite):  # an unwritable cache only costs time
-        write_whole(memo, json.dumps({"path": str(path), "stamp": stamp, "sha256": digest}))
+    with suppress(CantWrite, InvalidRequest):  # an unwritable cache only costs time
+        write_whole(memo, HASH, json.dumps({"path": str(path), "stamp": stamp, "sha256": digest}))
     return digest
 
 

@@ -214,7 +214,7 @@ def read_preset(path: str | Path) -> PresetFile:
 def write_preset(path: Path, preset: PresetFile) -> None:
     """Write a preset file atomically; existing paths become absolute, so the file may be moved."""
     content = _with_paths(preset, Path.cwd()).model_dump(mode="json", exclude_none=True)
-    write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_whole(path, TUNED, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _with_paths(preset: PresetFile, directory: Path) -> PresetFile:

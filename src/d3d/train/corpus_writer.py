@@ -163,7 +163,7 @@ class CorpusWriter:
         if self._file is None or full:
             shard = self.path / SHARDS.replace("*", f"{self._files:05d}")
             self._file = shard if self._directory else self.path
-            write_whole(self._file, json.dumps(self._identity) + "\n", CONTINUED)
+            write_whole(self._file, CORPUS, json.dumps(self._identity) + "\n", CONTINUED)
             self._files, self._in_file = self._files + 1, 0
         return self._file
 
@@ -205,7 +205,7 @@ class CorpusWriter:
             "shard_answers": self._shard_answers,
             "runs": [*self._earlier_runs, run],
         }
-        write_whole(self.manifest_path, json.dumps(manifest, indent=1) + "\n", CONTINUED)
+        write_whole(self.manifest_path, MANIFEST, json.dumps(manifest, indent=1) + "\n", CONTINUED)
 
     def _replacing(self, sample: Sample) -> Sample:
         return sample._replace(replaces=True) if _key(sample) in self._unfinished else sample

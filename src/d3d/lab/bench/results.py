@@ -140,7 +140,7 @@ def begin(
         "methods": methods,
     }
     known["sessions"].append(session)
-    write_whole(file, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
+    write_whole(file, RUN, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
 
 
 def _must_agree(directory: Path, name: str, before: Any, now: Any) -> None:

@@ -114,7 +114,7 @@ class Profile(_Frozen):
 
     def write(self, path: Path) -> None:
         """Whole, or not at all. Raises CantWrite."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+        write_whole(path, PROFILE, self.model_dump_json(indent=1) + "\n")
 
     def run(self, dtype: str | None = None, threads: int | None = None) -> ProfileRun:
         """The first that fits. Raises InvalidRequest, with what was measured, if none does."""

@@ -122,9 +122,9 @@ def write_report(directory: Path, title: str, sections: Sequence[Section]) -> tu
         for file in pictures:
             PICTURE.check(file)
         for file, svg in pictures.items():
-            write_whole(file, svg)
-        write_whole(markdown_file, markdown_report(title, sections))
-        write_whole(html_file, html_report(title, sections))
+            write_whole(file, PICTURE, svg)
+        write_whole(markdown_file, REPORT, markdown_report(title, sections))
+        write_whole(html_file, REPORT, html_report(title, sections))
     return markdown_file, html_file
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.engine.metrics import ratio
 from d3d.errors import D3DError, InvalidRequest, MissingExtra
-from d3d.files import FileKind, Journal
+from d3d.files import CONTINUED, FileKind, Journal, explained
 from d3d.lab.tune.measure import Measurer
 from d3d.lab.tune.setups import SPARED_NOTHING, Setup, Space, starting_points, suggested
 
@@ -69,20 +69,10 @@ class Search:
         program."""
         self._optuna = require_optuna()
         _check_log(journal)
-        self._plan = plan
+        self._plan, self._journal = plan, journal
         self._starts = starting_points(plan.space, plan.threads)
-        with _quiet(self._optuna):
-            storages = self._optuna.storages
-            backend = storages.journal.JournalFileBackend(
-                str(journal),
-                lock_obj=threading.Lock(),  # its own lock files outlive a kill
-            )
-            self._study = self._optuna.create_study(
-                storage=storages.JournalStorage(backend),
-                study_name=STUDY,
-                pruner=self._optuna.pruners.MedianPruner(n_startup_trials=UNJUDGED),
-                load_if_exists=True,
-            )
+        with _quiet(self._optuna), explained(journal, CONTINUED):
+            self._study = self._open()
         identity = {
             **plan.identity,
             "seed": plan.seed,
@@ -101,17 +91,38 @@ class Search:
         for trial in self._study.get_trials(states=(self._states.RUNNING,)):  # left by a kill
             self._study.tell(trial.number, state=self._states.FAIL)
 
+    def _open(self) -> optuna.Study:
+        """Read the journal, or begin one. Raises InvalidRequest if it makes no sense."""
+        storages = self._optuna.storages
+        backend = storages.journal.JournalFileBackend(
+            str(self._journal),
+            lock_obj=threading.Lock(),  # its own lock files outlive a kill
+        )
+        try:
+            study: optuna.Study = self._optuna.create_study(
+                storage=storages.JournalStorage(backend),
+                study_name=STUDY,
+                pruner=self._optuna.pruners.MedianPruner(n_startup_trials=UNJUDGED),
+                load_if_exists=True,
+            )
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"{self._journal} is damaged ({type(error).__name__}: {error}); move it away to "
+                "search again"
+            ) from error
+        return study
+
     @property
     def _states(self) -> Any:
         return self._optuna.trial.TrialState
 
     def run(self, measure: Measurer, show: Show, stop: Stop) -> bool:
         """Try as many setups as planned; False if `stop` ended it early. Setups that fail are
-        reported and skipped."""
+        reported and skipped. Raises CantWrite."""
         while (done := self.num_done) < self._plan.trials:
             if stop():
                 return False
-            with _quiet(self._optuna):
+            with _quiet(self._optuna), explained(self._journal, CONTINUED):
                 finished = self._try_next(done, measure, show, stop)
             if not finished:
                 return False
