@@ -22,6 +22,11 @@ class MissingExtra(D3DError):
     """Missing optional dependency; the message contains the command that installs it."""
 
 
+class CantWrite(D3DError):
+    """Output that could not be written: a full disk, or a place without permission. What was
+    written before is whole."""
+
+
 class Disconnected(Exception):  # no D3DError: whoever uses a line has to deal with its end
     """The other end of a connection is gone."""
 

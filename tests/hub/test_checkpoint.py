@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.checkpoint import SCALE, read_config, restore_interrupted, save_drafter
+from d3d.files import restore_interrupted
+from d3d.hub.checkpoint import SCALE, read_config, save_drafter
 from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.methods.serial.drafter import BlockDrafter

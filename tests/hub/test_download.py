@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from d3d.errors import InvalidCheckpoint
+from d3d.errors import CantWrite, InvalidCheckpoint
 from d3d.hub import download
 from d3d.hub.cache import file_sha256
 from d3d.hub.presets import PRESETS, PackagedFile, Preset, find_preset
@@ -165,7 +165,7 @@ def test_an_unwritable_cache_is_named(
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("D3D_CACHE", str(tmp_path / "file"))
-    with pytest.raises(InvalidCheckpoint, match="D3D_CACHE"):
+    with pytest.raises(CantWrite, match="D3D_CACHE"):
         download.fetch(preset)
 
 

@@ -67,6 +67,7 @@ def test_what_is_written_is_read(corpus: Path, base: OpenModel) -> None:
         "template": None,
         "thinking": None,
         "top_logits": 0,
+        "dtype": "float32",
         "evaluation_prompts": False,
     }
 
@@ -154,7 +155,7 @@ def test_what_is_no_corpus_is_said_to_be_none(first: str, tmp_path: Path) -> Non
 def test_what_is_no_corpus_is_not_continued_either(base: OpenModel, tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text('{"question": "a"}\n')
-    with pytest.raises(InvalidRequest, match="not a corpus manifest"):
+    with pytest.raises(InvalidRequest, match="is not a corpus written by d3d"):
         CorpusWriter(path, identity(base))
     assert path.read_text() == '{"question": "a"}\n'
 
@@ -230,12 +231,13 @@ def test_the_manifest_counts_and_keeps_what_earlier_runs_told(
         "identity": identity(base),
         "answers": 3,
         "answer_tokens": 8,
+        "cut": 0,
         "sources": {"chat": 1, "gsm8k": 2},
         "temperatures": {"0": 2, "0.8": 1},
         "shard_answers": None,
         "runs": [{"run": "of a test"}, {"run": "of a test"}],
     }
-    corpus.with_name("corpus.manifest.json").write_text("{ damaged")
+    corpus.with_name("corpus.manifest.json").write_text('{\n "identity": {"tar')
     write(corpus, base, [])
     assert manifest(corpus)["answers"] == 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +410,37 @@ def test_a_run_keeps_the_best_and_its_measure(
     assert provenance["sources"] == {"test": 4}
     assert read_config(tmp_path / "best").drafter.block_size == BLOCK
     load_drafter(tmp_path / "best", base)
+
+
+@pytest.mark.parametrize("torn", ["", '{"target": "x", "measured": {"acc', '{"target": "x"}'])
+def test_a_best_checkpoint_that_can_not_be_compared_is_not_replaced(
+    torn: str, base: OpenModel, texts: list[Sample], tmp_path: Path
+) -> None:
+    def start() -> TrainingRun:
+        return TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:])
+
+    training = start()
+    training.run(lambda _: None, stop=lambda: training.trainer.step >= 2)
+    (tmp_path / "best" / "provenance.json").write_text(torn)
+    with pytest.raises(InvalidRequest, match="move it out of the directory"):
+        start()
+    shutil.move(tmp_path / "best", tmp_path.with_name(f"{tmp_path.name}-best"))
+    start().run(lambda _: None)
+    assert (tmp_path / "best").is_dir()
+    (tmp_path / "state.pt").unlink()
+    with pytest.raises(InvalidRequest, match=r"best holds a drafter, and .* no state"):
+        start()
+
+
+def test_a_second_run_touches_nothing(base: OpenModel, texts: list[Sample], tmp_path: Path) -> None:
+    """Not even what looks as if the first had been killed in the middle of a replacement."""
+    first = TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:])
+    (tmp_path / ".best.old").mkdir()
+    with pytest.raises(InvalidRequest, match="another d3d train is at work"):
+        TrainingRun(tmp_path, base, run_config(), texts[:4], texts[4:])
+    assert (tmp_path / ".best.old").exists()
+    assert not (tmp_path / "best").exists()
+    first.run(lambda _: None, stop=lambda: True)
 
 
 def test_two_runs_do_not_work_in_one_directory(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -32,6 +35,9 @@ from d3d.errors import D3DError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+CANT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+EXIT_PIPE = 1
+"""As typer does for its own output."""
 
 app = typer.Typer(
     name="d3d",
@@ -87,9 +93,11 @@ app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 def main() -> None:
     """Entry point. Exit codes: 0 done; 2 for an error that the user can fix (one line on standard
-    error); 130 after Ctrl-C."""
+    error); 130 after Ctrl-C; 1 if the reader of standard output has gone."""
     try:
-        sys.exit(app(prog_name="d3d", standalone_mode=False))
+        code = app(prog_name="d3d", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except D3DError as error:
         _refuse(str(error))
     except TyperException as error:
@@ -103,8 +111,26 @@ def main() -> None:
             "out of memory: take --dtype bfloat16, fewer --max-tokens or another --device "
             "(d3d doctor --model shows what fits)"
         )
+    except OSError as error:
+        _explain(error)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _explain(error: OSError) -> NoReturn:
+    """End with one line if standard output or a full disk can't be written; raise other errors."""
+    if error.errno not in (*CANT_WRITE, errno.EPIPE):
+        raise error
+    if error.filename is not None:
+        _refuse(f"{error.filename} can't be written: {error.strerror}; free some space")
+    with suppress(OSError, ValueError):  # the interpreter's own flush at the end is to succeed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # whoever reads it has read enough
+        sys.exit(EXIT_PIPE)
+    _refuse(
+        f"standard output can't be written: {error.strerror}; files that the command writes are "
+        "not affected; free some space, or send the output elsewhere"
+    )
 
 
 def _refuse(message: str) -> NoReturn:

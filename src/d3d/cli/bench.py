@@ -203,13 +203,19 @@ def identity(
     rounding does not explain a difference."""
     import json
 
+    from d3d.files import FileKind, write_whole
     from d3d.lab.bench.answers import MethodOptions, Sampling
     from d3d.lab.bench.harness import BenchPlan
     from d3d.lab.bench.prompt_sets import MINI, SETS
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import identity_record, identity_sections, provenance_section
+    from d3d.lab.report.tables import check_report
 
     directory = _directory_of(results, name)
+    file = directory / RECORD_FILE
+    kind = FileKind("a record of d3d bench identity", ("settings", "sets", "commands"))
+    kind.check(file)
+    check_report(directory)
     wanted = methods or ["serial", "fused", "async"]
     _check(wanted, temperature)
     public = [name for name in SETS if name != MINI]
@@ -224,8 +230,7 @@ def identity(
     _measure(plan, loaded, wanted, MethodOptions(device=device, dtype="float32"))
     measured = load_run(directory)
     record = identity_record(measured)
-    file = directory / RECORD_FILE
-    file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(file, kind, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     sections = [*identity_sections(measured), provenance_section(measured)]
     _print_tables(sections[:1])
     typer.echo(file)
@@ -247,7 +252,9 @@ def report(
     """Write report.md and a self-contained report.html, and print the first table."""
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import report as sections_of
+    from d3d.lab.report.tables import check_report
 
+    check_report(output or run)
     loaded = load_run(run)
     sections = sections_of(loaded, with_pictures=pictures)
     _print_tables(sections[:1])
@@ -268,7 +275,10 @@ def compare(
     """Show two runs side by side, and how their settings differ."""
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import comparison
+    from d3d.lab.report.tables import check_report
 
+    if output is not None:
+        check_report(output)
     runs = load_run(a), load_run(b)
     sections = comparison(*runs)
     _print_tables(sections)
@@ -337,6 +347,5 @@ def _write(directory: Path, title: str, sections: Sequence[Section]) -> None:
     """Write a report and print its files."""
     from d3d.lab.report.tables import write_report
 
-    directory.mkdir(parents=True, exist_ok=True)
     for file in write_report(directory, title, sections):
         typer.echo(file)

@@ -127,6 +127,14 @@ def data(
         run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))
     for line in run.left_out.lines():
         note(line, "yellow")
+    if run.replaced:
+        note(f"wrote {run.replaced} answers anew that were cut before")
+    if run.cut:
+        note(
+            f"{run.cut} of {run.answers} answers are cut by --max-tokens or the context; a higher "
+            "--max-tokens writes those that it cut anew",
+            "yellow",
+        )
     typer.echo(
         f"{corpus}: {run.answers} answers, {run.new_answers} of them new with {run.new_tokens} "
         "tokens"

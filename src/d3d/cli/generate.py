@@ -61,13 +61,13 @@ def generate(
         raise InvalidRequest(
             "--logprobs is shown by --json only; add --json, or leave --logprobs out"
         )
-    requests.check_trace(trace)
+    held = requests.hold_trace(trace)
     log = requests.traffic_log(record, with_text=record_text)
     text = requests.read_prompt(prompt, prompt_option, raw=raw)
     if dry_run:
         requests.show_dry_run(choice, speculation, sampling["max_tokens"], as_json=as_json)
         return
-    with choice.load(speculation) as loaded:
+    with held, choice.load(speculation) as loaded:
         options = {"method": speculation.method, **speculation.options}
         chunks = loaded.stream(text, raw=raw, thinking=thinking, **options, **sampling)
         if warning := requests.thinking_warning(loaded.target, thinking):
@@ -79,7 +79,7 @@ def generate(
             typer.echo(LEGEND, err=True)
         requests.note_speculation(result)
         requests.record_request(log, loaded, Asked(text, options, sampling, raw), result)
-    if trace is not None:
-        requests.write_trace(trace, result, loaded.precision)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict()))
+        if as_json:
+            typer.echo(json.dumps(result.to_dict()))
+        if trace is not None:
+            requests.write_trace(trace, result, loaded.precision)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from d3d.cli.options import DeviceOption, DTypeOption
+from d3d.files import FileKind, alone_in, write_whole
 
 if TYPE_CHECKING:
     from d3d.hub.open_model import OpenModel
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from d3d.train.config import TrainConfig
     from d3d.train.corpus import Sample
 
+CURVES = {
+    "json": FileKind("the curve of a pruning run", ("curve", "timings")),
+    "md": FileKind("the table of a pruning run", marker="| layers | removed | acceptance length |"),
+    "svg": FileKind("the picture of a pruning run", marker="written by d3d"),
+}
+"""Files of the result, by suffix."""
 ANSWERS_TOKENS = 96
 """Longest answer that --measure decodes."""
 
@@ -100,6 +107,8 @@ def prune(
     from d3d.lab.prune.curve import Objective
     from d3d.lab.prune.run import PruneSettings, PruningRun
 
+    for suffix, kind in CURVES.items():
+        kind.check(output / f"curve.{suffix}")
     objectives = get_args(Objective)
     if objective not in objectives:
         raise InvalidRequest(f"objective: {objective!r} is not one of {', '.join(objectives)}")
@@ -206,7 +215,8 @@ def _report(
     }
     if pictures:
         files["svg"] = curve_picture(run.curve, timings, chosen)
-    for kind, text in files.items():
-        (run.directory / f"curve.{kind}").write_text(text, encoding="utf-8")
+    with alone_in(run.directory, "d3d prune"):
+        for suffix, text in files.items():
+            write_whole(run.directory / f"curve.{suffix}", CURVES[suffix], text)
     note(f"{depth.layers} layers: {reason}")
     typer.echo(run.checkpoint(depth))

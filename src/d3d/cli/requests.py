@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,18 @@ import typer
 from d3d.cli.options import ModelChoice
 from d3d.config import SpeculativeChoice
 from d3d.errors import InvalidRequest
+from d3d.files import FileKind, alone_with, write_whole
 
 if TYPE_CHECKING:
     from d3d.api import Model
     from d3d.hub.open_model import TargetModel
     from d3d.lab.tune.traffic import Asked, TrafficLog
     from d3d.results import GenerationResult
+
+
+TRACE = FileKind(
+    "a trace", ("traceEvents", "otherData"), test=lambda trace: "tpot_s" in trace["otherData"]
+)
 
 
 def note_speculation(result: GenerationResult) -> None:
@@ -63,19 +70,24 @@ def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
     return text
 
 
-def check_trace(path: Path | None) -> None:
-    """Check that a trace can be written. Raises InvalidRequest before any computation."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+def hold_trace(path: Path | None) -> AbstractContextManager[object]:
+    """Hold the file of --trace. Raises InvalidRequest or CantWrite before any computation if it
+    can't be used."""
+    if path is None:
+        return nullcontext()
+    if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidRequest(
             f"--trace {path}: there is no such directory, or it is one; name a file in a directory "
             "that exists"
         )
+    TRACE.check(path)
+    return alone_with(path, "d3d generate --trace")
 
 
 def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
     """Open the log of --record. Raises InvalidRequest before any computation if it can't be
     used."""
-    from d3d.lab.tune.traffic import TrafficLog
+    from d3d.lab.tune.traffic import TRAFFIC, TrafficLog
 
     if path is None:
         if with_text:
@@ -88,6 +100,7 @@ def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
             f"--record {path}: there is no such directory, or it is one; name a file in a "
             "directory that exists"
         )
+    TRAFFIC.check(path)
     return TrafficLog(path, with_text)
 
 
@@ -103,7 +116,7 @@ def record_request(
 
 def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
     """Write a trace with the facts that d3d plan needs to model the same rounds. Raises
-    InvalidRequest if the file can't be written."""
+    CantWrite."""
     import torch
 
     from d3d.engine.trace import chrome_trace
@@ -115,10 +128,7 @@ def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
         "prompt_tokens": result.usage.prompt_tokens,
         "tpot_s": result.timing.tpot_s,
     }
-    try:
-        path.write_text(json.dumps(chrome_trace(result.rounds, about)))
-    except OSError as error:
-        raise InvalidRequest(f"--trace {path} can't be written: {error}") from error
+    write_whole(path, TRACE, json.dumps(chrome_trace(result.rounds, about)))
 
 
 def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:

@@ -25,24 +25,23 @@ def timeline(
     from d3d.cli.tables import print_table
     from d3d.engine.trace import read_trace
     from d3d.errors import InvalidRequest
+    from d3d.files import alone_with, write_whole
+    from d3d.lab.report.plots import PICTURE
     from d3d.lab.report.timeline import figures, picture, table
 
     kind = "" if out is None else out.suffix.lower().removeprefix(".")
     if out is not None and kind not in ("svg", "png"):
         raise InvalidRequest(f"--out {out}: name a file that ends in .svg or .png")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InvalidRequest(f"--out {out} can't be written: its directory does not exist")
     known = read_trace(trace)
     if out is not None:
         if start >= len(known):
             raise InvalidRequest(
                 f"--start {start} is behind the trace's last round, {len(known) - 1}"
             )
-        drawn = picture(known, kind, start=start, count=rounds)
-        try:
-            out.write_bytes(drawn)
-        except OSError as error:
-            raise InvalidRequest(
-                f"--out {out} can't be written: {error.strerror or error}"
-            ) from error
+        with alone_with(out, "d3d timeline"):
+            write_whole(out, PICTURE, picture(known, kind, start=start, count=rounds))
     if as_json:
         typer.echo(json.dumps(figures(known), allow_nan=False))
     else:

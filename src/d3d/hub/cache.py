@@ -10,12 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from d3d.errors import InvalidCheckpoint
+from d3d.errors import CantWrite, InvalidRequest
+from d3d.files import FileKind, alone_with, explained, write_whole
 
 PARTIAL_SUFFIX = ".part"
 """Ends the name of everything that is not complete yet."""
@@ -24,6 +23,8 @@ CONVERSION_FORMAT = 1
 """Raised when the GGUF conversion writes something else, so that old conversions are redone."""
 
 MANIFEST = "d3d_source.json"
+
+HASH = FileKind("a remembered hash", ("path", "stamp", "sha256"))
 
 
 def cache_root() -> Path:
@@ -47,8 +48,8 @@ def file_sha256(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not hashed before, or an unreadable note: hash it
     digest = hash_content(path)
-    with suppress(OSError):  # an unwritable cache only costs time
-        write_atomically(memo, json.dumps({"path": str(path), "stamp": stamp, "sha256": digest}))
+    with suppress(CantWrite, InvalidRequest):  # an unwritable cache only costs time
+        write_whole(memo, HASH, json.dumps({"path": str(path), "stamp": stamp, "sha256": digest}))
     return digest
 
 
@@ -61,48 +62,30 @@ def hash_content(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file such that no reader ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=PARTIAL_SUFFIX)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(partial, path)
-
-
 @contextmanager
 def making(target: Path) -> Iterator[Path]:
     """Let one process at a time make `target`, a file or a directory of the cache.
 
     Yields an empty directory beside it (so that a rename is atomic), which is removed at the end
     together with the leftovers of killed processes. Other processes wait, say so, and must check
-    first if `target` exists by then. Raises InvalidCheckpoint if the cache can't be written."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target):
-            for leftover in target.parent.glob(f"{glob.escape(target.name)}.*{PARTIAL_SUFFIX}"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            prefix = f"{target.name}."
-            work = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, prefix, target.parent))
-            try:
-                yield work
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        raise InvalidCheckpoint(
-            f"can't make {target}: {error}; "
-            "free some space there, or set D3D_CACHE to another directory"
-        ) from error
+    first if `target` exists by then. Raises CantWrite if the cache can't be written."""
+    safe = "free some space there, or set D3D_CACHE to another directory"
+    with explained(target, safe), alone_with(target, "d3d", wait=True, safe=safe):
+        for leftover in target.parent.glob(f"{glob.escape(target.name)}.*{PARTIAL_SUFFIX}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(PARTIAL_SUFFIX, f"{target.name}.", target.parent))
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
-def _locked(target: Path) -> AbstractContextManager[object]:
-    """The lock of `target`, held until the end of the `with` statement."""
-    lock = FileLock(target.parent / f".{target.name}.lock")
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        print(f"d3d: waiting for another process that makes {target.name}", file=sys.stderr)
-        return lock.acquire()
+def set_aside(path: Path, why: str) -> None:
+    """Rename a file or directory of the cache that is not what d3d puts there: it may be the
+    user's, so it is not deleted."""
+    aside = Path(tempfile.mkdtemp(".damaged", f"{path.name}.", path.parent)) / path.name
+    path.rename(aside)
+    print(f"d3d: {path} {why}; it is now {aside}", file=sys.stderr)
 
 
 def converted_directory(name: str, sha256: str) -> Path:

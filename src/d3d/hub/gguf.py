@@ -15,7 +15,15 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from d3d.errors import InvalidCheckpoint
-from d3d.hub.cache import converted_directory, file_sha256, is_converted, making, write_manifest
+from d3d.hub.cache import (
+    MANIFEST,
+    converted_directory,
+    file_sha256,
+    is_converted,
+    making,
+    set_aside,
+    write_manifest,
+)
 from d3d.hub.terminal import quiet_transformers, refusing, steps_bar
 
 DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
@@ -51,7 +59,10 @@ def convert(path: Path) -> Path:
             step("writing tokenizer")
             _read_tokenizer(path).save_pretrained(made)
         write_manifest(made, path, sha256)
-        shutil.rmtree(directory, ignore_errors=True)  # of another format, or damaged
+        if (directory / MANIFEST).is_file():
+            shutil.rmtree(directory, ignore_errors=True)  # of another format, or damaged
+        elif directory.exists():
+            set_aside(directory, "is not a conversion of d3d")
         os.replace(made, directory)
     return directory
 

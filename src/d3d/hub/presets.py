@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from d3d.errors import InvalidCheckpoint, first_problem
+from d3d.files import FileKind, write_whole
 
 FORMAT: Literal[1] = 1
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -82,6 +83,8 @@ PRESETS: dict[str, Preset] = {
         ),
     )
 }
+
+TUNED = FileKind("a preset of d3d tune", marker="\ntuned:")
 
 SHIPPED = {
     name: f"assets/presets/{name}.yaml" for name in ("smollm2-135m-fast", "smollm2-135m-fused")
@@ -211,9 +214,7 @@ def read_preset(path: str | Path) -> PresetFile:
 def write_preset(path: Path, preset: PresetFile) -> None:
     """Write a preset file atomically; existing paths become absolute, so the file may be moved."""
     content = _with_paths(preset, Path.cwd()).model_dump(mode="json", exclude_none=True)
-    work = path.with_name(path.name + ".partial")
-    work.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    work.replace(path)
+    write_whole(path, TUNED, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _with_paths(preset: PresetFile, directory: Path) -> PresetFile:

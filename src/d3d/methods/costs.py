@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from d3d.files import Journal
+from d3d.errors import D3DError
+from d3d.files import FileKind, Journal
 from d3d.hub.cache import cache_root
 from d3d.machine import processor, processor_model
 
 if TYPE_CHECKING:
     from d3d.methods.base import Parts
+
+
+COSTS = FileKind("a list of measured costs", ("measured_on", "date"))
 
 
 class MachineCosts:
@@ -39,10 +43,11 @@ class MachineCosts:
         """Look up a cost, measuring it if unknown."""
         if name not in self._known:
             self._known[name] = measure()
-            entry = {name: self._known[name], "date": date.today().isoformat()}
-            with suppress(OSError):  # if the cache can't be written, measure again next time
+            today = date.today().isoformat()
+            entry = {"measured_on": self._key, name: self._known[name], "date": today}
+            with suppress(OSError, D3DError):  # not writable, or not ours: measured again next time
                 self._journal.path.parent.mkdir(parents=True, exist_ok=True)
-                self._journal.append(json.dumps(entry | {"measured_on": self._key}))
+                self._journal.append(json.dumps(entry))
         return self._known[name]
 
 
@@ -66,7 +71,7 @@ def machine_costs(parts: Parts) -> MachineCosts:
 
 
 def costs_journal() -> Journal:
-    return Journal(cache_root() / "machine.jsonl", shared=True)
+    return Journal(cache_root() / "machine.jsonl", COSTS, shared=True)
 
 
 def read_costs(journal: Journal) -> list[dict[str, Any]]:

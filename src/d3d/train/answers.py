@@ -20,7 +20,7 @@ from d3d.hub.chat import encode_chat, heeds_thinking
 from d3d.hub.open_model import OpenModel
 from d3d.target.native import NativeTarget
 from d3d.train.corpus import Sample, answer_key
-from d3d.train.corpus_writer import CorpusWriter, writer_identity
+from d3d.train.corpus_writer import AnswerEnds, CorpusWriter, hold_corpus, writer_identity
 from d3d.train.evaluation_sets import SETS
 from d3d.train.prompts import LeftOut, PromptOptions, TrainingPrompt, draw_prompts
 from d3d.train.top_logits import TopLogits, TopLogitsRecorder
@@ -195,12 +195,20 @@ class CorpusPlan:
 
 class CorpusRun:
     """Starts a corpus, or continues one: the constructor draws prompts and opens files, `write`
-    writes the answers."""
+    writes the answers. In between it holds the corpus against other processes."""
 
     def __init__(self, model: OpenModel, plan: CorpusPlan) -> None:
-        """Raises InvalidRequest, InvalidCheckpoint and MissingExtra as `draw_prompts` and
-        `CorpusWriter` do, before anything is written."""
+        """Raises InvalidRequest, InvalidCheckpoint, CantWrite and MissingExtra as `draw_prompts`,
+        `hold_corpus` and `CorpusWriter` do, before anything is written."""
         plan.check()
+        self._held = hold_corpus(plan.corpus, plan.shard_answers).hold()
+        try:
+            self._open(model, plan)
+        except BaseException:
+            self._held.release()
+            raise
+
+    def _open(self, model: OpenModel, plan: CorpusPlan) -> None:
         options = plan.prompt_options
         self._model, self._plan = model, plan
         self._drawn = draw_prompts(plan.prompts, model.tokenizer, options, exclude=plan.exclude)
@@ -211,7 +219,8 @@ class CorpusRun:
             evaluation_prompts=options.evaluation_prompts == "allow"
             and bool(self._drawn.evaluation.counts),
         )
-        self._writer = CorpusWriter(plan.corpus, identity, plan.shard_answers)
+        ends = AnswerEnds(model.eos_token_ids, plan.answers.max_tokens, model.config.max_length)
+        self._writer = CorpusWriter(plan.corpus, identity, plan.shard_answers, ends)
         self._answering = Answering(model, plan.answers, self._writer.known, self.left_out)
         self.num_turns = self._answering.num_turns(self._drawn.prompts)
         """Answers of the finished corpus, those that exist already included."""
@@ -227,8 +236,25 @@ class CorpusRun:
         """Answers in the corpus, those of earlier runs included."""
         return self._writer.answers
 
+    @property
+    def replaced(self) -> int:
+        """Answers that an earlier run had cut, and that this one has written anew."""
+        return self._writer.replaced
+
+    @property
+    def cut(self) -> int:
+        """Answers in the corpus that ended before their natural end."""
+        return self._writer.cut
+
     def write(self, on_batch: Callable[[], None]) -> None:
-        """Write the answers that the corpus lacks."""
+        """Write the answers that the corpus lacks, and those anew that were cut and would now be
+        longer. Raises CantWrite; the answers before it stay."""
+        try:
+            self._write(on_batch)
+        finally:
+            self._held.release()
+
+    def _write(self, on_batch: Callable[[], None]) -> None:
         self._writer.start()
         for batch in self._answering.run(self._drawn.prompts):
             self._writer.append(batch.samples, batch.top_logits)
@@ -247,6 +273,7 @@ class CorpusRun:
             "complete": complete,
             "answers": self.new_answers,
             "answer_tokens": self.new_tokens,
+            "replaced": self._writer.replaced,
             "prompts": [
                 {"from": source.spec, "sha256": source.sha256, "rows": len(source.rows)}
                 for source in drawn.sources

@@ -1,10 +1,11 @@
 """The training corpus: texts written by the target itself, one JSON object a line.
 
-A row: {"prompt_ids": [...], "answer_ids": [...], "source": "...", "temperature": 0.0, "seed": 0},
-and `top` if the target's best logits are stored beside it (`d3d.train.top_logits`). The first line
-of a file names its writer; a model with another tokenizer is refused. A corpus is one such file, or
-a directory of them (answers-00000.jsonl, ...). A torn last line is not read, and is cut off when
-the corpus is continued."""
+A row: {"prompt_ids": [...], "answer_ids": [...], "source": "...", "temperature": 0.0, "seed": 0};
+also `top` if the target's best logits are stored beside it (`d3d.train.top_logits`), and `replaces`
+if it takes the place of an earlier answer to this prompt, which was cut. The first line of a file
+names its writer; a model with another tokenizer is refused. A corpus is one such file, or a
+directory of them (answers-00000.jsonl, ...). A torn last line is not read, and is cut off when the
+corpus is continued."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
-from d3d.files import Journal
+from d3d.files import FileKind, Journal
 from d3d.train.top_logits import TopLogits, TopReference, read_top_logits
 
 TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
 
+CORPUS = FileKind("a corpus", ("target", "tokenizer"))
 SHARDS = "answers-*.jsonl"
 
 
@@ -35,6 +37,8 @@ class Sample(NamedTuple):
     seed: int
     top: TopReference | None = None
     """Location of the target's best logits."""
+    replaces: bool | None = None
+    """True if it takes the place of an earlier answer to the same prompt, which was cut."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -50,10 +54,21 @@ SAMPLE = TypeAdapter(Sample)
 
 
 def read_corpus(path: Path, tokenizer_fingerprint: str | None = None) -> list[Sample]:
-    """All samples, in the order in which they were written. Raises InvalidRequest for a missing or
+    """All samples, in the order in which they were written, without those that a later one
+    replaces. Raises InvalidRequest for a missing or
     malformed corpus, InvalidCheckpoint if it was written with another tokenizer."""
-    return [
+    samples = [
         sample for file in corpus_files(path) for sample in _samples(file, tokenizer_fingerprint)
+    ]
+    last = {
+        answer_key(sample.prompt_ids, sample.temperature): number
+        for number, sample in enumerate(samples)
+        if sample.replaces
+    }
+    return [
+        sample
+        for number, sample in enumerate(samples)
+        if not last or last.get(answer_key(sample.prompt_ids, sample.temperature), number) <= number
     ]
 
 
@@ -67,7 +82,7 @@ def corpus_files(path: Path) -> list[Path]:
 
 def corpus_identity(file: Path) -> dict[str, Any]:
     """Writer of a corpus file, from its first line. Raises InvalidRequest if that is not one."""
-    number, line = next(Journal(file).lines(), (1, ""))
+    number, line = next(Journal(file, CORPUS).lines(), (1, ""))
     try:
         identity = json.loads(line)
     except json.JSONDecodeError as error:
@@ -101,7 +116,7 @@ def _samples(file: Path, tokenizer_fingerprint: str | None) -> Iterator[Sample]:
             f"{file} was written with another tokenizer (fingerprint {written_with[:12]}, the "
             f"model has {str(tokenizer_fingerprint)[:12]}); write one with this model"
         )
-    lines = Journal(file).lines()
+    lines = Journal(file, CORPUS).lines()
     next(lines)  # the identity
     for number, line in lines:
         try:

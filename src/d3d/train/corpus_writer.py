@@ -9,25 +9,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
-from d3d.files import Journal
+from d3d.files import CONTINUED, Alone, FileKind, Journal, alone_in, alone_with, write_whole
 from d3d.hub.fingerprint import tokenizer_fingerprint
 from d3d.hub.open_model import OpenModel
-from d3d.train.corpus import SHARDS, Sample, answer_key, corpus_files, corpus_identity, read_corpus
+from d3d.train.corpus import (
+    CORPUS,
+    SHARDS,
+    Sample,
+    answer_key,
+    corpus_files,
+    corpus_identity,
+    read_corpus,
+)
 from d3d.train.top_logits import TopLogits, write_part
 
+MANIFEST = FileKind("the manifest of a corpus", ("identity", "answers", "runs"))
 MUST_AGREE = {
     "tokenizer": "another tokenizer",
     "target_fingerprint": "other weights",
     "template": "another chat template",
     "thinking": "another --thinking switch",
     "top_logits": "another --top-logits",
+    "dtype": "another --dtype",
 }
 """Parts of the identity that all answers of a corpus share, and the words for a difference. Parts
 that an older corpus lacks are not compared."""
@@ -45,6 +55,7 @@ def writer_identity(
         "template": hashlib.sha256(str(model.tokenizer.chat_template).encode()).hexdigest(),
         "thinking": thinking,
         "top_logits": top_logits,
+        "dtype": str(model.transformer.embedding.dtype).removeprefix("torch."),
         "evaluation_prompts": evaluation_prompts,
     }
 
@@ -60,15 +71,44 @@ def refuse_evaluation_corpus(path: Path) -> None:
             )
 
 
+class AnswerEnds(NamedTuple):
+    """What ends an answer."""
+
+    eos_token_ids: frozenset[int]
+    max_tokens: int
+    context: int
+    """Tokens of the longest text."""
+
+    def is_cut(self, sample: Sample) -> bool:
+        """True if the answer ended before its natural end."""
+        return not self.eos_token_ids.intersection(sample.answer_ids[-1:])
+
+    def would_go_on(self, sample: Sample) -> bool:
+        """True if the answer was cut, and would now be longer."""
+        limit = min(self.max_tokens, self.context - len(sample.prompt_ids))
+        return self.is_cut(sample) and len(sample.answer_ids) < limit
+
+
+def hold_corpus(path: Path, shard_answers: int | None) -> Alone:
+    """Keeps other processes away from a corpus. Arguments as for `CorpusWriter`."""
+    is_directory = path.is_dir() or (shard_answers is not None and not path.is_file())
+    return (alone_in if is_directory else alone_with)(path, "d3d data")
+
+
 class CorpusWriter:
-    """Starts a corpus, or continues one."""
+    """Starts a corpus, or continues one. The caller holds it (`hold_corpus`)."""
 
     def __init__(
-        self, path: Path, identity: Mapping[str, Any], shard_answers: int | None = None
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        shard_answers: int | None = None,
+        ends: AnswerEnds | None = None,
     ) -> None:
         """shard_answers: answers per file of a directory; None writes one file, or continues a
-        directory at its own size. Raises InvalidCheckpoint if another model wrote the corpus,
-        InvalidRequest if `path` is not a corpus, or one of the other form."""
+        directory at its own size. ends: tells which answers were cut; None takes them as they are.
+        Raises InvalidCheckpoint if another model wrote the corpus, InvalidRequest if `path` is not
+        a corpus, or one of the other form; nothing has been changed then."""
         if path.is_file() and shard_answers is not None:
             raise InvalidRequest(
                 f"{path} is a corpus in one file; leave --shard-answers out, or choose another path"
@@ -80,8 +120,11 @@ class CorpusWriter:
             if self._directory
             else path.with_name(f"{path.stem}.manifest.json")
         )
+        MANIFEST.check(self.manifest_path)
         files = sorted(path.glob(SHARDS)) if self._directory else [path] if path.exists() else []
-        if files and not Journal(files[-1]).cut_torn_line():
+        for file in files:
+            CORPUS.check(file)
+        if files and not Journal(files[-1], CORPUS).cut_torn_line():
             files.pop().unlink()
         for file in files:
             self._check(file)
@@ -96,17 +139,23 @@ class CorpusWriter:
         self._shard_answers = shard_answers
         self._earlier_runs = manifest.get("runs", [])
         self._sources, self._temperatures = Counter[str](), Counter[str]()
-        self.answers = self._tokens = self._in_file = 0
+        self.answers = self._tokens = self._in_file = self.cut = self.replaced = 0
         self.known: dict[bytes, list[int]] = {}
-        """Answers that the corpus holds already, by `answer_key`."""
+        """Answers that the corpus holds already, by `answer_key`, without those that are cut and
+        would now be longer: they are to be written anew."""
+        self._ends = ends
+        self._unfinished: dict[bytes, Sample] = {}
         self._files = len(files)
         self._file = files[-1] if files else None
         for file in files:
-            samples = read_corpus(file)
-            self._in_file = len(samples)
-            for sample in samples:
-                self.known[answer_key(sample.prompt_ids, sample.temperature)] = sample.answer_ids
-                self._count(sample)
+            self._in_file = sum(1 for _ in Journal(file, CORPUS).lines()) - 1
+        for sample in read_corpus(path) if files else []:
+            self._count(sample)
+            key = _key(sample)
+            if ends is not None and ends.would_go_on(sample):
+                self._unfinished[key] = sample
+            else:
+                self.known[key] = sample.answer_ids
 
     def start(self) -> Path:
         """File of the next answers; if it is new, its first line is written."""
@@ -114,8 +163,7 @@ class CorpusWriter:
         if self._file is None or full:
             shard = self.path / SHARDS.replace("*", f"{self._files:05d}")
             self._file = shard if self._directory else self.path
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(self._file, json.dumps(self._identity) + "\n")
+            write_whole(self._file, CORPUS, json.dumps(self._identity) + "\n", CONTINUED)
             self._files, self._in_file = self._files + 1, 0
         return self._file
 
@@ -128,7 +176,7 @@ class CorpusWriter:
             file = self.start()
             room = None if self._shard_answers is None else self._shard_answers - self._in_file
             end = len(samples) if room is None else min(start + room, len(samples))
-            part = samples[start:end]
+            part = [self._replacing(sample) for sample in samples[start:end]]
             if top_logits is not None:
                 # before the answers: a kill in between leaves only a part that nobody reads
                 references = write_part(file, top_logits[start:end])
@@ -136,8 +184,11 @@ class CorpusWriter:
                     sample._replace(top=reference)
                     for sample, reference in zip(part, references, strict=True)
                 ]
-            Journal(file).append(*map(_row, part))
+            Journal(file, CORPUS).append(*map(_row, part))
             for sample in part:
+                if sample.replaces:
+                    self.replaced += 1
+                    self._count(self._unfinished.pop(_key(sample)), -1)
                 self._count(sample)
             self._in_file += len(part)
             start = end
@@ -148,18 +199,24 @@ class CorpusWriter:
             "identity": self._identity,
             "answers": self.answers,
             "answer_tokens": self._tokens,
+            "cut": self.cut,
             "sources": dict(sorted(self._sources.items())),
             "temperatures": dict(sorted(self._temperatures.items())),
             "shard_answers": self._shard_answers,
             "runs": [*self._earlier_runs, run],
         }
-        _write_whole(self.manifest_path, json.dumps(manifest, indent=1) + "\n")
+        write_whole(self.manifest_path, MANIFEST, json.dumps(manifest, indent=1) + "\n", CONTINUED)
 
-    def _count(self, sample: Sample) -> None:
-        self.answers += 1
-        self._tokens += len(sample.answer_ids)
-        self._sources[sample.source] += 1
-        self._temperatures[f"{sample.temperature:g}"] += 1
+    def _replacing(self, sample: Sample) -> Sample:
+        return sample._replace(replaces=True) if _key(sample) in self._unfinished else sample
+
+    def _count(self, sample: Sample, times: int = 1) -> None:
+        self.answers += times
+        self._tokens += times * len(sample.answer_ids)
+        self._sources[sample.source] += times
+        self._temperatures[f"{sample.temperature:g}"] += times
+        if self._ends is not None and self._ends.is_cut(sample):
+            self.cut += times
 
     def _check(self, file: Path) -> None:
         written_by = corpus_identity(file)
@@ -183,18 +240,19 @@ def _row(sample: Sample) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """A missing or damaged manifest is started anew; no answer depends on it."""
+    """A missing or torn manifest is started anew; no answer depends on it."""
+    if not path.is_file():
+        return {}
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        print(f"d3d: {path} is torn and is started anew ({error})", file=sys.stderr)
         return {}
     return manifest if isinstance(manifest, dict) else {}
 
 
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def _key(sample: Sample) -> bytes:
+    return answer_key(sample.prompt_ids, sample.temperature)
 
 
 def _short(value: object) -> str:

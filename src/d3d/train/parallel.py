@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from d3d.errors import InvalidRequest
-from d3d.hub.checkpoint import replace_directory, restore_interrupted
+from d3d.files import CONTINUED, explained, replace_directory, restore_interrupted
 from d3d.train import state
 from d3d.train.objective import AnswerObjective
 from d3d.train.state import RunProgress, Trained
@@ -88,7 +88,7 @@ class Parallel:
 
     def read_progress(self, path: Path) -> RunProgress:
         """Progress of a saved state. Raises InvalidRequest if it is damaged."""
-        return state.file_progress(state.read_file(path, "cpu"))
+        return state.file_progress(path)
 
     def load(self, path: Path, trained: Trained) -> None:
         """Restore weights and optimizer. Raises InvalidRequest if the state is damaged."""
@@ -170,16 +170,18 @@ class Sharded(Replicated):
 
     def save(self, path: Path, trained: Trained, progress: RunProgress) -> None:
         partial = path.with_name(f".{path.name}.partial")
-        if self.rank == 0:
-            restore_interrupted(path)
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-        dist.barrier()
-        state.write_parts(partial, trained)
-        if self.rank == 0:
-            state.write_progress(partial, progress)
-            replace_directory(partial, path)
-        dist.barrier()
+        with explained(path, CONTINUED):
+            if self.rank == 0:
+                state.STATE_PARTS.check_in(path, state.PROGRESS_FILE)
+                restore_interrupted(path)
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+            dist.barrier()
+            state.write_parts(partial, trained)
+            if self.rank == 0:
+                state.write_progress(partial, progress)
+                replace_directory(partial, path)
+            dist.barrier()
 
     def read_progress(self, path: Path) -> RunProgress:
         return state.read_progress(path)

@@ -12,16 +12,15 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from d3d.errors import D3DError, InvalidCheckpoint, InvalidRequest, MissingExtra
-from d3d.files import Journal, alone_in
-from d3d.hub.checkpoint import check_mask_token, restore_interrupted, save_drafter
+from d3d.errors import CantWrite, D3DError, InvalidCheckpoint, InvalidRequest, MissingExtra
+from d3d.files import FileKind, Journal, alone_in, restore_interrupted
+from d3d.hub.checkpoint import CONFIG_FILE, DRAFTER, check_mask_token, read_provenance, save_drafter
 from d3d.hub.fingerprint import first_difference
 from d3d.hub.names import resolve_drafter
 from d3d.hub.open_drafter import start_from
@@ -38,6 +37,8 @@ from d3d.train.trainer import StepStats, Trainer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LOG_FILE = "log.jsonl"
+LOG = FileKind("the log of a training run", ("step", "loss", "slots"))
 STATE_EVERY_S = 300.0
 """Longest time between two saves, in seconds; a killed run loses no more."""
 
@@ -65,7 +66,7 @@ class TrainingRun:
         parallel: Parallel | None = None,
     ) -> None:
         """base: the model whose layers the drafter starts from; author: who wrote the corpus, None
-        for the base itself.
+        for the base itself. Holds the directory until `run` ends.
 
         Samples whose prompt is held out too are not trained on. Raises InvalidRequest and
         InvalidCheckpoint as its parts do."""
@@ -92,17 +93,31 @@ class TrainingRun:
         """The last measurement on the held-out answers."""
         self._state = directory / self.parallel.state_name
         curves = config.tensorboard and self.parallel.rank == 0
-        self._curves = Curves(directory / "tensorboard") if curves else None
-        self._open()
         self.best = 0.0
-        if self._state.exists():
-            self.trainer.load(self._state)
-            self.best = _measured(directory / "best")
+        self._open()
+        try:
+            self._resume()
+            self._curves = Curves(directory / "tensorboard") if curves else None
+        except BaseException:
+            self._release()
+            raise
 
     def _open(self) -> None:
-        """Make the directory. Raises InvalidRequest if it holds a state of the other kind."""
+        """Hold the directory, creating it if necessary. Raises InvalidRequest if another run is at
+        work in it."""
         if self.parallel.rank == 0:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self._held = alone_in(self.directory, "d3d train").hold()
+
+    def _release(self) -> None:
+        if self.parallel.rank == 0:
+            self._held.release()
+
+    def _resume(self) -> None:
+        """Read the state, if there is one. Raises InvalidRequest if it is of the other kind, or if
+        there are files that are not of a run."""
+        if self.parallel.rank == 0:
+            LOG.check(self.directory / LOG_FILE)
+            DRAFTER.check_in(self.directory / "best", CONFIG_FILE)
             restore_interrupted(self._state)
             restore_interrupted(self.directory / "best")
         self.parallel.any(False)  # the others wait
@@ -114,6 +129,15 @@ class TrainingRun:
                     "in each process has written; continue it as it was started (torchrun, "
                     "train.distributed), or choose another directory"
                 )
+        best = self.directory / "best"
+        if self._state.exists():
+            self.trainer.load(self._state)
+            self.best = _measured(best)
+        elif best.exists():
+            raise InvalidRequest(
+                f"{best} holds a drafter, and {self.directory} no {self._state.name} of the run "
+                "that made it; choose another directory, so that it is not replaced"
+            )
 
     def run(
         self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False
@@ -121,9 +145,11 @@ class TrainingRun:
         """Train, evaluate and save until the end or `stop`.
 
         Any other interruption may come in the middle of a step, so it costs the steps since the
-        last save. Raises InvalidRequest if another run is at work in the directory."""
-        with alone_in(self.directory, "d3d train") if self.parallel.rank == 0 else nullcontext():
+        last save. Raises CantWrite; what was saved before stays whole."""
+        try:
             self._run(on_step, stop)
+        finally:
+            self._release()
 
     def _run(self, on_step: Callable[[StepStats], None], stop: Callable[[], bool]) -> None:
         saved = time.monotonic()
@@ -141,10 +167,14 @@ class TrainingRun:
                 self.trainer.save(self._state)
                 saved = time.monotonic()
 
+        if self.trainer.step == 0:
+            self.trainer.save(self._state)  # so that there is no best checkpoint without a state
         try:
             if self.config.measure_start and self.trainer.step == 0:
                 self.evaluate(StepStats(0, 0.0, 0, 0.0))
             self.trainer.run(after, stop=stop)
+        except CantWrite:
+            raise
         except D3DError:
             self.trainer.save(self._state)
             raise
@@ -176,7 +206,7 @@ class TrainingRun:
                 save_drafter(best, self.model, self.base, provenance=provenance, tensors=tensors)
         self.trainer.save(self._state)
         if self.parallel.rank == 0:
-            Journal(self.directory / "log.jsonl").append(json.dumps(row))
+            Journal(self.directory / LOG_FILE, LOG).append(json.dumps(row))
             if self._curves is not None:
                 self._curves.measured(row)
 
@@ -289,9 +319,14 @@ def check_author(author: Author, base: OpenModel, samples: list[Sample]) -> None
 
 
 def _measured(checkpoint: Path) -> float:
-    """Acceptance length of the best checkpoint, from its provenance; 0 if there is none."""
-    file = checkpoint / "provenance.json"
-    if not file.is_file():
+    """Acceptance length of the best checkpoint, from its provenance; 0 if there is none. Raises
+    InvalidRequest if it is damaged."""
+    if not checkpoint.is_dir():
         return 0.0
-    provenance = json.loads(file.read_text(encoding="utf-8"))
-    return float(provenance["measured"]["acceptance_length"])
+    try:
+        return float(read_provenance(checkpoint)["measured"]["acceptance_length"])
+    except (InvalidCheckpoint, KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{checkpoint} does not say what it measured ({error}), so it can't be compared; move "
+            "it out of the directory, and the next measurement makes a new one"
+        ) from error

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from d3d.errors import InvalidRequest
+from d3d.files import CONTINUED, PARTIAL_SUFFIX, FileKind, explained
 
 IDENTITY = {
     "training configuration": "training",
@@ -23,6 +24,7 @@ IDENTITY = {
 }
 """Names of the identities, and their keys in the file."""
 PROGRESS_FILE = "progress.json"
+STATE_PARTS = FileKind("the state of a training run", ("step", "slots_seen", "seconds"))
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,20 @@ class Trained(NamedTuple):
 
 
 def write_file(path: Path, trained: Trained, progress: RunProgress) -> None:
-    """Write the state atomically."""
+    """Write the state atomically. Raises CantWrite."""
     state = {
         "model": trained.weights(),
         "optimizer": trained.optimizer.state_dict(),
         "progress": (progress.step, progress.slots_seen, progress.seconds),
         **{IDENTITY[name]: value for name, value in progress.identity.items()},
     }
-    partial = path.with_name(path.name + ".partial")
-    torch.save(state, partial)
-    partial.replace(path)
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    with explained(path, CONTINUED):
+        try:
+            torch.save(state, partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def read_file(path: Path, device: torch.device | str) -> dict[str, Any]:
@@ -68,11 +74,18 @@ def read_file(path: Path, device: torch.device | str) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: BaseException) -> InvalidRequest:
-    return InvalidRequest(f"{path} is damaged ({error}); remove it to start again")
+    return InvalidRequest(
+        f"{path} is damaged, or not the state of a run ({error}); move it away to start again"
+    )
 
 
-def file_progress(state: dict[str, Any]) -> RunProgress:
-    step, slots_seen, seconds = state["progress"]
+def file_progress(path: Path) -> RunProgress:
+    """Progress in a state. Raises InvalidRequest if it is damaged, or no state."""
+    state = read_file(path, "cpu")
+    try:
+        step, slots_seen, seconds = state["progress"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from error
     identity = {name: state[key] for name, key in IDENTITY.items() if key in state}
     return RunProgress(step, slots_seen, seconds, identity)
 

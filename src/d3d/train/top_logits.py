@@ -22,6 +22,7 @@ from torch import Tensor
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows, Verdict, sample_match
 from d3d.errors import InvalidCheckpoint
+from d3d.files import CONTINUED, explained
 
 
 class TopLogits(NamedTuple):
@@ -49,8 +50,14 @@ def parts_directory(corpus_file: Path) -> Path:
 
 
 def write_part(corpus_file: Path, answers: Sequence[TopLogits]) -> list[TopReference]:
-    """Store the rows of several answers as the next part, atomically; returns their locations."""
+    """Store the rows of several answers as the next part, atomically; returns their locations.
+    Raises CantWrite."""
     directory = parts_directory(corpus_file)
+    with explained(directory, CONTINUED):
+        return _write_part(directory, answers)
+
+
+def _write_part(directory: Path, answers: Sequence[TopLogits]) -> list[TopReference]:
     directory.mkdir(exist_ok=True)
     numbers = [int(part.stem.split("-")[1]) for part in directory.glob("part-*.safetensors")]
     file = directory / f"part-{max(numbers, default=-1) + 1:05d}.safetensors"

@@ -239,3 +239,25 @@ def test_a_setup_reads_well() -> None:
     assert space.ways == ["serial runs/best"]
     assert str(Setup(threads=2)) == "plain, 2 threads"
     assert space.way("serial runs/best") == ("serial", DrafterFacts("runs/best", 8))
+
+
+def resumed(log: Path) -> Search:
+    search = Search(log, plan(3))
+    assert search.run(Formula(), quiet, never)
+    return search
+
+
+def test_a_log_cut_anywhere_goes_on_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    log = journal(tmp_path)
+    resumed(log)
+    whole = log.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for kept in range(0, len(lines), 3):
+        log.write_bytes(b"".join(lines[:kept]) + lines[kept][:-7])
+        assert resumed(log).num_done == 3
+    for damage in (b'{"torn\n', b"{}\n", b'{"op_code": 99, "worker_id": ""}\n'):
+        log.write_bytes(b"".join([*lines[:5], damage, *lines[5:]]))
+        before = log.read_bytes()
+        with pytest.raises(InvalidRequest, match=r"search\.log.* damaged .*(remove this|move it)"):
+            resumed(log)
+        assert log.read_bytes() == before

@@ -155,7 +155,7 @@ def test_impossible_places_are_refused_before_the_model_is_loaded(
 
 def write_many(path: Path, name: str) -> None:
     for number in range(200):
-        row = {"writer": name, "number": number, "padding": "x" * (number % 97) * 31}
+        row = {"traffic": 1, "writer": name, "number": number, "padding": "x" * (number % 97) * 31}
         traffic_journal(path).append(json.dumps(row))
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from d3d.engine.round import Round
 from d3d.errors import InvalidRequest
+from d3d.files import FileKind, write_whole
 from d3d.lab.bench.metrics import RowGroup, further_time, grouped
-from d3d.lab.bench.rows import ROWS_FILE, Row, read_rows
+from d3d.lab.bench.rows import ROWS, ROWS_FILE, Row, read_rows
 from d3d.lab.plan.trace import (
     MODELLED_MODES,
     RecordedTime,
@@ -30,6 +31,8 @@ FORMAT = 1
 ALL_SETS = "all"
 BUSY_LOAD = 0.5
 """Load of other work at the start of a run, in cores, above which its times are doubtful."""
+
+RUN = FileKind("the provenance of a benchmark", ("format", "fixed", "sets", "sessions"))
 
 RowGroups = dict[RowGroup, list[Row]]
 
@@ -113,6 +116,8 @@ def begin(
     fixed: what must stay the same within a run; sets: files and their hashes; methods: their
     descriptions. Raises InvalidRequest if the directory holds a different run."""
     file = directory / PROVENANCE_FILE
+    RUN.check(file)
+    ROWS.check(directory / ROWS_FILE)
     known: dict[str, Any] = {"format": FORMAT, "fixed": fixed, "sets": {}, "sessions": []}
     if file.is_file():
         known = read_provenance(directory)
@@ -135,9 +140,7 @@ def begin(
         "methods": methods,
     }
     known["sessions"].append(session)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_whole(file, RUN, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
 
 
 def _must_agree(directory: Path, name: str, before: Any, now: Any) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from d3d.engine import metrics
 from d3d.engine.round import Round
 from d3d.errors import InvalidRequest, first_problem
-from d3d.files import Journal
+from d3d.files import FileKind, Journal
 from d3d.lab.bench.answers import Setting, TimedAnswer
 
 ROWS_FILE = "results.jsonl"
@@ -124,10 +124,13 @@ class Row(BaseModel):
         return [] if self.acceptance is None else self.acceptance.each_round
 
 
+ROWS = FileKind("a list of benchmark results", ("method", "set", "prompt_id"))
+
+
 def read_rows(path: Path) -> list[Row]:
     """All whole rows of a file; none if it is missing. Raises InvalidRequest for an invalid row."""
     rows = []
-    for number, line in Journal(path).lines():
+    for number, line in Journal(path, ROWS).lines():
         try:
             rows.append(Row.model_validate_json(line))
         except ValidationError as error:
@@ -142,7 +145,7 @@ def read_rows(path: Path) -> list[Row]:
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a file; a torn last line is removed."""
     records = (row.model_dump(mode="json", by_alias=True) for row in rows)
-    Journal(path).append(*(json.dumps(record, ensure_ascii=False) for record in records))
+    Journal(path, ROWS).append(*(json.dumps(record, ensure_ascii=False) for record in records))
 
 
 def answer_fields(answer: TimedAnswer, batch_size: int) -> dict[str, Any]:

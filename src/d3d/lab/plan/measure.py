@@ -17,10 +17,10 @@ import torch
 from d3d.api import Model
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
-from d3d.files import Journal
+from d3d.files import FileKind, Journal, alone_with
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.lab.plan.probes import Probes, TimedPass, can_fuse, native
-from d3d.lab.plan.profile import MemoryUse, ModelFacts, Profile, ProfileRun, point
+from d3d.lab.plan.profile import PROFILE, MemoryUse, ModelFacts, Profile, ProfileRun, point
 from d3d.lab.plan.roofline import DecoderShape
 from d3d.machine import PeakMemory, machine, processor, versions
 from d3d.methods.async_.config import DEFAULT_OUTCOMES
@@ -72,12 +72,16 @@ class Grid:
             raise InvalidRequest(f"repeats: {self.repeats} measures nothing")
 
 
+SAMPLES = FileKind("samples of a profile", ("settings",))
+
+
 class Samples:
     """Seconds by key, in a journal: each sample is on disk before the next one is taken."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises InvalidRequest if the file's samples were taken with other settings."""
-        self._journal = Journal(path)
+        self._journal = Journal(path, SAMPLES)
+        SAMPLES.check(path)
         self._seconds: dict[str, list[float]] = {}
         try:
             rows = [json.loads(line) for _, line in self._journal.lines()]
@@ -122,7 +126,13 @@ class Measurement:
         """Measures what is missing, writes the profile and returns it.
 
         show: called with samples done, samples in all of this dtype, and the current pass. Raises
-        InvalidRequest for a grid that does not fit the model, or another grid's samples."""
+        InvalidRequest for a grid that does not fit the model, another grid's samples, or a file
+        that is no profile; CantWrite."""
+        with alone_with(self.path, "d3d profile"):
+            PROFILE.check(self.path)
+            return self._run(show)
+
+    def _run(self, show: Callable[[int, int, str], None]) -> Profile:
         at_start = machine()
         model = None
         for dtype in self.dtypes:

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from d3d.errors import InvalidRequest, first_problem
+from d3d.files import FileKind, write_whole
 from d3d.lab.plan.costs import Contention, interpolate
 
 DIGITS = 9
@@ -34,6 +35,9 @@ Kind = Literal[
 a hit. rest: of a round, beside draft and verification. async_verify, async_packed: the same passes
 in async mode on this machine, with both sides running; async_draft: a draft there that the target
 waits for; async_read: a request's first one, for which the worker reads the prompt."""
+
+
+PROFILE = FileKind("a profile", ("format", "machine", "target", "runs"))
 
 
 class _Frozen(BaseModel):
@@ -109,10 +113,8 @@ class Profile(_Frozen):
     runs: list[ProfileRun] = Field(min_length=1)
 
     def write(self, path: Path) -> None:
-        """Whole, or not at all."""
-        work = path.with_name(f"{path.name}.partial")
-        work.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        work.replace(path)
+        """Whole, or not at all. Raises CantWrite."""
+        write_whole(path, PROFILE, self.model_dump_json(indent=1) + "\n")
 
     def run(self, dtype: str | None = None, threads: int | None = None) -> ProfileRun:
         """The first that fits. Raises InvalidRequest, with what was measured, if none does."""

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from d3d.errors import InvalidRequest
-from d3d.files import Journal, alone_in
+from pydantic import ValidationError
+
+from d3d.errors import InvalidRequest, first_problem
+from d3d.files import FileKind, Journal, alone_in
 from d3d.hub.checkpoint import read_config, read_provenance, save_drafter
 from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import WEIGHTS_FILE, OpenModel
@@ -58,6 +60,9 @@ class PruneAnswers:
     healing: tuple[Sample, ...] = ()
 
 
+LOG = FileKind("the log of a pruning run", ("drafter", "target", "choosing"))
+
+
 class PruningRun:
     """A run, new or resumed."""
 
@@ -72,7 +77,8 @@ class PruningRun:
     ) -> None:
         """source: the drafter's checkpoint, which is only read. heal: training after every removal,
         on `answers.healing`. Raises InvalidRequest for impossible settings, prompts that both
-        choose and judge, a drafter of another base than `target`, or another run's directory."""
+        choose and judge, a drafter of another base than `target`, or another run's directory. Holds
+        the directory until `run` ends."""
         self.directory, self.target, self.answers = directory, target, answers
         self.settings, self.heal = settings, heal
         _check_settings(settings)
@@ -89,11 +95,18 @@ class PruningRun:
         """Depths of the whole curve."""
         self.curve: list[Depth] = []
         self._source = source
-        self._log = Journal(directory / "log.jsonl")
-        self._resume()
+        self._log = Journal(directory / "log.jsonl", LOG)
+        self._held = alone_in(directory, "d3d prune").hold()
+        try:
+            self._resume()
+        except BaseException:
+            self._held.release()
+            raise
 
     def _resume(self) -> None:
-        """Reads the log, or begins one."""
+        """Read the log, or begin one. Raises InvalidRequest if it is that of another run, damaged,
+        or of another program."""
+        LOG.check(self._log.path)
         weights = (self._source / WEIGHTS_FILE).read_bytes()
         config = (self._source / "config.json").read_bytes()
         identity = {
@@ -105,22 +118,32 @@ class PruningRun:
             "settings": json.dumps({**vars(self.settings), "fewest_layers": None}, sort_keys=True),
             "heal": self.heal.model_dump_json() if self.heal else "",
         }
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if not self._log.path.exists():
+        lines = list(self._log.lines())
+        if not lines:
+            if older := next(self.directory.glob("*-layers"), None):
+                raise InvalidRequest(
+                    f"{older} is not of this run, which has no log yet; choose another directory"
+                )
             self._log.append(json.dumps(identity))
             return
-        lines = [line for _, line in self._log.lines()]
-        if not lines or json.loads(lines[0]) != identity:
+        if json.loads(lines[0][1]) != identity:
             raise InvalidRequest(
                 f"{self.directory} holds a run with another drafter, answers or settings; choose "
                 "another directory"
             )
-        self.curve = [Depth.model_validate_json(line) for line in lines[1:]]
+        for number, line in lines[1:]:
+            try:
+                self.curve.append(Depth.model_validate_json(line))
+            except ValidationError as error:
+                raise InvalidRequest(
+                    f"{self._log.path}, line {number}: {first_problem(error)}; remove this line "
+                    "and those after it to go on from there"
+                ) from error
 
     def run(self, on_depth: Callable[[Depth], None], on_look: Look = lambda _: None) -> None:
-        """Prune to the fewest layers. on_look: called with what is being examined. Raises
-        InvalidRequest if another process works here."""
-        with alone_in(self.directory, "d3d prune"):
+        """Prune to the fewest layers, then let other processes work in the directory. on_look:
+        called with what is being examined. Raises CantWrite."""
+        try:
             if not self.curve:
                 on_depth(self._keep(load_drafter(self._source, self.target)))
             while len(self.curve) < self.depths:
@@ -128,6 +151,8 @@ class PruningRun:
                 if not removable(model.config):
                     break
                 on_depth(self._prune(model, on_look))
+        finally:
+            self._held.release()
 
     def checkpoint(self, depth: Depth) -> Path:
         return self.directory / depth.checkpoint

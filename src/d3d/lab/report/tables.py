@@ -9,10 +9,15 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
+from d3d.files import FileKind, alone_with, write_whole
+from d3d.lab.report.plots import PICTURE
+
 Cell = str | int | float | None
 T = TypeVar("T")
 
 MISSING = "-"
+WRITTEN_BY = "<!-- written by d3d -->"
+REPORT = FileKind("a report", marker=WRITTEN_BY)
 MARKDOWN_FILE, HTML_FILE, PICTURES = "report.md", "report.html", "pictures"
 
 
@@ -106,21 +111,31 @@ def _escaped(text: str) -> str:
 
 
 def write_report(directory: Path, title: str, sections: Sequence[Section]) -> tuple[Path, Path]:
-    """Write report.md with its pictures, and report.html, into a directory; return both files."""
-    pictures = directory / PICTURES
+    """Write report.md with its pictures, and report.html, into a directory; return both files.
+    Raises InvalidRequest if other files have these names, or another process writes them;
+    CantWrite."""
+    markdown_file, html_file = directory / MARKDOWN_FILE, directory / HTML_FILE
     drawn = [picture for section in sections for picture in section.pictures]
-    if drawn:
-        pictures.mkdir(exist_ok=True)
-    for picture in drawn:
-        (pictures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
-    files = directory / MARKDOWN_FILE, directory / HTML_FILE
-    files[0].write_text(markdown_report(title, sections), encoding="utf-8")
-    files[1].write_text(html_report(title, sections), encoding="utf-8")
-    return files
+    pictures = {directory / PICTURES / f"{each.name}.svg": each.svg for each in drawn}
+    with alone_with(markdown_file, "d3d bench report"):
+        check_report(directory)
+        for file in pictures:
+            PICTURE.check(file)
+        for file, svg in pictures.items():
+            write_whole(file, PICTURE, svg)
+        write_whole(markdown_file, REPORT, markdown_report(title, sections))
+        write_whole(html_file, REPORT, html_report(title, sections))
+    return markdown_file, html_file
+
+
+def check_report(directory: Path) -> None:
+    """Raise InvalidRequest if a report in a directory would replace files that are not ours."""
+    REPORT.check(directory / MARKDOWN_FILE)
+    REPORT.check(directory / HTML_FILE)
 
 
 def markdown_report(title: str, sections: Sequence[Section]) -> str:
-    parts = [f"# {title}", ""]
+    parts = [f"# {title}", "", WRITTEN_BY, ""]
     for section in sections:
         parts += [f"## {section.title}", ""]
         parts += [line for text in section.text for line in (text, "")]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
-from d3d.files import Journal
+from d3d.files import FileKind, Journal
 from d3d.lab.stats import Interval, paired_ratio
 from d3d.lab.tune.measure import CaseResult, Measurer, ms_per_token
 from d3d.lab.tune.search import Show, Stop, Trial
@@ -54,6 +54,9 @@ def with_plain(setups: Sequence[Setup]) -> list[Setup]:
     return [*plain.values(), *setups]
 
 
+CONFIRMATIONS = FileKind("a list of confirmed setups", ("setup", "case"))
+
+
 @dataclass
 class Confirmation:
     """The second stage, new or resumed: a line in `log` for each measurement."""
@@ -69,7 +72,7 @@ class Confirmation:
 
     def run(self, measure: Measurer, show: Show, stop: Stop) -> list[Confirmed] | None:
         """All setups, the fastest first; None if `stop` ended it early."""
-        journal = Journal(self.log)
+        journal = Journal(self.log, CONFIRMATIONS)
         results = _read(journal)
         for count, (setup, case) in enumerate(self._order(), 1):
             if stop():

@@ -8,6 +8,8 @@ been."""
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.engine.metrics import ratio
 from d3d.errors import D3DError, InvalidRequest, MissingExtra
+from d3d.files import CONTINUED, FileKind, Journal, explained
 from d3d.lab.tune.measure import Measurer
 from d3d.lab.tune.setups import SPARED_NOTHING, Setup, Space, starting_points, suggested
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'd3d-decoding[tune]'"
 STUDY = "tune"
+LOG = FileKind("the log of a search", ("op_code", "worker_id"))
 UNJUDGED = 4
 """Trials before any is given up."""
 
@@ -60,20 +64,15 @@ class Search:
     """A search, new or resumed, in a journal of its own."""
 
     def __init__(self, journal: Path, plan: SearchPlan) -> None:
-        """Raises MissingExtra without optuna, InvalidRequest if the journal holds another
-        search."""
+        """The caller holds the journal's directory. Raises MissingExtra without optuna,
+        InvalidRequest if the journal holds another search, is damaged, or is of another
+        program."""
         self._optuna = require_optuna()
-        self._plan = plan
+        _check_log(journal)
+        self._plan, self._journal = plan, journal
         self._starts = starting_points(plan.space, plan.threads)
-        with _quiet(self._optuna):
-            storages = self._optuna.storages
-            backend = storages.journal.JournalFileBackend(str(journal))
-            self._study = self._optuna.create_study(
-                storage=storages.JournalStorage(backend),
-                study_name=STUDY,
-                pruner=self._optuna.pruners.MedianPruner(n_startup_trials=UNJUDGED),
-                load_if_exists=True,
-            )
+        with _quiet(self._optuna), explained(journal, CONTINUED):
+            self._study = self._open()
         identity = {
             **plan.identity,
             "seed": plan.seed,
@@ -92,17 +91,38 @@ class Search:
         for trial in self._study.get_trials(states=(self._states.RUNNING,)):  # left by a kill
             self._study.tell(trial.number, state=self._states.FAIL)
 
+    def _open(self) -> optuna.Study:
+        """Read the journal, or begin one. Raises InvalidRequest if it makes no sense."""
+        storages = self._optuna.storages
+        backend = storages.journal.JournalFileBackend(
+            str(self._journal),
+            lock_obj=threading.Lock(),  # its own lock files outlive a kill
+        )
+        try:
+            study: optuna.Study = self._optuna.create_study(
+                storage=storages.JournalStorage(backend),
+                study_name=STUDY,
+                pruner=self._optuna.pruners.MedianPruner(n_startup_trials=UNJUDGED),
+                load_if_exists=True,
+            )
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"{self._journal} is damaged ({type(error).__name__}: {error}); move it away to "
+                "search again"
+            ) from error
+        return study
+
     @property
     def _states(self) -> Any:
         return self._optuna.trial.TrialState
 
     def run(self, measure: Measurer, show: Show, stop: Stop) -> bool:
         """Try as many setups as planned; False if `stop` ended it early. Setups that fail are
-        reported and skipped."""
+        reported and skipped. Raises CantWrite."""
         while (done := self.num_done) < self._plan.trials:
             if stop():
                 return False
-            with _quiet(self._optuna):
+            with _quiet(self._optuna), explained(self._journal, CONTINUED):
                 finished = self._try_next(done, measure, show, stop)
             if not finished:
                 return False
@@ -192,6 +212,20 @@ class Search:
                 "other prompts"
             )
         return score
+
+
+def _check_log(path: Path) -> None:
+    """Cut a torn last line. Raises InvalidRequest for a damaged line before it."""
+    log = Journal(path, LOG)
+    log.cut_torn_line()
+    for number, line in log.lines():
+        try:
+            json.loads(line)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"{path}, line {number}: it is damaged ({error}); remove this line and those after "
+                "it to go on from there"
+            ) from error
 
 
 def _seed(seed: int, number: int) -> int:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from d3d.engine.params import SamplingParams
-from d3d.errors import InvalidRequest
-from d3d.files import Journal
+from d3d.errors import D3DError, InvalidRequest
+from d3d.files import FileKind, Journal
 
 if TYPE_CHECKING:
     from d3d.api import Messages, Model, SpeculationOptions
@@ -88,8 +88,11 @@ class Asked(NamedTuple):
         return "chat" if turns < 2 else "later turn"
 
 
+TRAFFIC = FileKind("a record of requests", ("traffic",))
+
+
 def traffic_journal(path: Path) -> Journal:
-    return Journal(path, shared=True, permissions=PERMISSIONS)
+    return Journal(path, TRAFFIC, shared=True, permissions=PERMISSIONS)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class TrafficLog:
         try:
             record = self._record(model, request, result)
             traffic_journal(self.path).append(record.model_dump_json(exclude_none=True))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, D3DError) as error:
             return f"the request was not recorded in {self.path}: {' '.join(str(error).split())}"
         return None
 

@@ -21,6 +21,7 @@ from d3d.hub.open_drafter import ready_drafters
 from d3d.hub.open_model import open_model
 from d3d.hub.presets import (
     PRESETS,
+    TUNED,
     AnswerRounds,
     PresetFile,
     Tuned,
@@ -28,7 +29,7 @@ from d3d.hub.presets import (
     read_preset,
     write_preset,
 )
-from d3d.lab.tune.confirm import Confirmation, Confirmed, finalists, with_plain
+from d3d.lab.tune.confirm import CONFIRMATIONS, Confirmation, Confirmed, finalists, with_plain
 from d3d.lab.tune.measure import Case, EngineMeasurer, Measurer
 from d3d.lab.tune.prompts import CaseSplit, TuningPrompts, grouped, split
 from d3d.lab.tune.search import Search, SearchPlan, Stop
@@ -188,6 +189,8 @@ def _run(
     meter: Metering,
     stop: Stop,
 ) -> TuneResult | None:
+    TUNED.check(plan.directory / PRESET)
+    CONFIRMATIONS.check(plan.directory / CONFIRMED)
     parts = split(len(plan.cases))
     threads = torch.get_num_threads()
     search = Search(
