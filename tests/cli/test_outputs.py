@@ -102,7 +102,7 @@ WRITES = {
     "timeline": Writes("timeline {trace} --out out.svg", ("out.svg",), "out.svg"),
     "timeline, png": Writes("timeline {trace} --out out.png", ("out.png",), "out.png"),
 }
-READ_ONLY = {"calibrate", "demo", "doctor", "evaluate", "plan", "pull", "show"}
+READ_ONLY = {"serve", "calibrate", "demo", "doctor", "evaluate", "plan", "pull", "show"}
 """They write to the cache at most, where files of others are renamed (tests/hub)."""
 SHARED = {"generate, record", "chat"}
 """Several processes may write to a record of requests."""
