@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import d3d
 from d3d.engine.params import SamplingParams
 from d3d.lab.bench.lossless import Divergence, compare, label, tolerance
+from d3d.methods.async_.workers import ProcessWorker
 from d3d.results import GenerationResult
 from shared import add_model_options, add_prompt_options, make_parser, origin, prompts_of
 
@@ -91,9 +91,10 @@ def answer(
     kills, result = 0, None
     for number, chunk in enumerate(model.stream(prompt, **how)):
         if killed and number == KILLED_AT:
-            for child in multiprocessing.active_children():
-                if child.name == "d3d-draft-worker":
-                    child.kill()  # signal 9
+            for running in model.parts.workers.values():
+                worker = running.coordinator.link.worker
+                if isinstance(worker, ProcessWorker):
+                    worker.process.kill()  # signal 9
                     kills += 1
         result = chunk.result
     assert result is not None, "the last chunk carries the result"

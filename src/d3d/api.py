@@ -149,6 +149,7 @@ class Model:
     def built(self, config: MethodConfig) -> Built:
         """Target and drafter of a method, built on first use. Raises InvalidRequest,
         WorkerFailed."""
+        self._turn.check_process()
         with self._making:
             if config not in self._built:
                 with self._turn:  # it may measure passes of the target
@@ -302,7 +303,9 @@ class Model:
 
     def close(self) -> None:
         """Cancel all requests and stop workers. The model stays usable; a later request restarts
-        what it needs."""
+        what it needs. No effect in a forked process."""
+        if not self._turn.is_here:
+            return
         with self._turn:
             for stepper in (*self._steppers.values(), *self._batches.values()):
                 stepper.cancel_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,14 +11,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from d3d.engine.engine import Engine
 from d3d.engine.request import Request
 from d3d.engine.round import Round
+from d3d.errors import InvalidRequest
 from d3d.results import GenerationResult, Recorder, StreamChunk
 
 
 class Turn:
     """Lets one thread at a time use a model's target and drafters, and wakes all waiting threads
-    when it is given back."""
+    when it is given back.
+
+    A process that is forked meanwhile has neither the threads of the model, nor its locks as they
+    should be, so the turn is refused there."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._is_taken = False
         self._unsettled: deque[Stepper] = deque()
@@ -29,13 +35,28 @@ class Turn:
         self.give_back()
 
     def take(self, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for the turn and take it; False, without it, as soon as `unless()` is true."""
+        """Wait for the turn and take it; False, without it, as soon as `unless()` is true. Raises
+        InvalidRequest in a forked process."""
+        self.check_process()
         with self._changed:
             self._changed.wait_for(lambda: unless() or not self._is_taken)
             if unless():
                 return False
             self._is_taken = True
             return True
+
+    @property
+    def is_here(self) -> bool:
+        """False in a process that was forked from the model's."""
+        return os.getpid() == self._process
+
+    def check_process(self) -> None:
+        """Raises InvalidRequest in a forked process."""
+        if not self.is_here:
+            raise InvalidRequest(
+                "this model was loaded before this process was forked, and can't be used here: "
+                "load it after the fork, or start processes with multiprocessing's spawn"
+            )
 
     def give_back(self) -> None:
         self._release()
@@ -48,7 +69,7 @@ class Turn:
         self._settle_all()
 
     def _settle_all(self) -> None:
-        while self._unsettled and self._take_if_free():
+        while self._unsettled and self.is_here and self._take_if_free():
             try:
                 while self._unsettled:
                     self._unsettled.popleft().drop_cancelled()

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from d3d.api import ENGINES, Model
 from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, request_config
 from d3d.errors import InvalidRequest
+from d3d.forks import set_num_threads
 from d3d.hub.checkpoint import read_config
 from d3d.hub.names import drafter_of, resolve_drafter
 from d3d.hub.open_drafter import ready_apart, ready_drafters
@@ -77,7 +76,7 @@ def load(
         quantize = quantize or file.quantize
         has_own = has_own and file.drafter is None
         if file.threads is not None:
-            torch.set_num_threads(file.threads)
+            set_num_threads(file.threads)
     opened = _with_transformers if engine == "transformers" else _native
     parts = opened(target, path, device=device, dtype=dtype, quantize=quantize)
     if has_own and target in PRESETS:

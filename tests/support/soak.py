@@ -400,7 +400,6 @@ def _kill(worker: Worker) -> None:
     if isinstance(worker, ProcessWorker):
         # signal 9; nothing if it has ended, when its number may be another's
         worker.process.kill()
-        worker.process.join(5.0)
     else:
         worker.kill()
 

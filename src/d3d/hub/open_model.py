@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest
+from d3d.forks import prepare_for_forks
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import resolve_model
 from d3d.hub.terminal import quiet_transformers, refusing
@@ -107,6 +108,7 @@ def open_model(
 
     `quantize` takes effect when the weights are packed; here they stay as stored. Raises
     InvalidCheckpoint or InvalidRequest."""
+    prepare_for_forks()
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantize(quantize, where)

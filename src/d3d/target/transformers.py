@@ -23,6 +23,7 @@ from d3d.engine.drafter import Draft, Target
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
 from d3d.errors import InvalidCheckpoint
+from d3d.forks import prepare_for_forks
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import resolve_model
 from d3d.hub.open_model import (
@@ -86,6 +87,7 @@ def open_transformers(
 ) -> TransformersModel:
     """Load a model by preset name, directory, GGUF file or hub id. Raises InvalidRequest, and
     InvalidCheckpoint, also for a model that can't be rewound."""
+    prepare_for_forks()
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     path = resolve_model(source)

@@ -92,7 +92,6 @@ def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None
     worker = model.parts.workers["processes"].coordinator.link.worker
     assert isinstance(worker, ProcessWorker)
     pid = worker.process.pid
-    assert pid is not None
     last = None
     for number, chunk in enumerate(
         model.stream(PROMPT, mode="async", placement="processes", **LONG)
@@ -111,7 +110,7 @@ def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None
     worker = model.parts.workers["processes"].coordinator.link.worker
     assert isinstance(worker, ProcessWorker)
     model.close()
-    assert not psutil.pid_exists(worker.process.pid or 0)
+    assert not psutil.pid_exists(worker.process.pid)
 
 
 @pytest.mark.parametrize(

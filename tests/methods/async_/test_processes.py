@@ -47,7 +47,6 @@ def process(*makes: MakePreparer) -> Callable[[], Worker]:
 def pid_of(coordinator: Coordinator) -> int:
     worker = coordinator.link.worker
     assert isinstance(worker, ProcessWorker)
-    assert worker.process.pid is not None
     return worker.process.pid
 
 
@@ -157,32 +156,37 @@ def hang() -> None:
 
 
 @pytest.mark.parametrize("state", ["idle", "hanging"])
-def test_when_the_parent_is_killed_it_is_gone_within_five_seconds(
+def test_the_worker_of_a_script_without_a_guard_is_gone_when_the_script_is_killed(
     state: str, tmp_path: Path
 ) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import sys, time
+    """The idle one's script comes from standard input; both leave a forked process behind, which
+    holds the connection open."""
+    script = textwrap.dedent(f"""
+        import os, time
         from functools import partial
         from d3d.methods.async_.messages import DraftNow, Open
         from d3d.methods.async_.workers import ProcessWorker
         from support.async_runs import rehearsed
 
-        if __name__ == "__main__":
-            hangs_at = {0 if state == "hanging" else -1}
-            worker = ProcessWorker(partial(rehearsed, [[1, 2, 3]], hangs_at=hangs_at), [])
-            ready = worker.transport.receive(60)
-            worker.transport.send(Open(0, 2))
-            worker.transport.send(DraftNow(0, 0, 0, (1,), 2))
-            time.sleep(0.3)
-            print(ready.pid, flush=True)
-            time.sleep(3600)
-        """)
-    )
+        hangs_at = {0 if state == "hanging" else -1}
+        worker = ProcessWorker(partial(rehearsed, [[1, 2, 3]], hangs_at=hangs_at), [])
+        ready = worker.transport.receive(60)
+        if os.fork() == 0:
+            os.close(1)
+            time.sleep(10)
+            os._exit(0)
+        worker.transport.send(Open(0, 2))
+        worker.transport.send(DraftNow(0, 0, 0, (1,), 2))
+        time.sleep(0.3)
+        print(ready.pid, flush=True)
+        time.sleep(3600)
+    """)
+    file = tmp_path / "parent.py"
+    file.write_text(script)
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     parent = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, "-" if state == "idle" else str(file)],
+        stdin=file.open(),
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": paths},
     )
@@ -192,6 +196,7 @@ def test_when_the_parent_is_killed_it_is_gone_within_five_seconds(
         assert psutil.pid_exists(pid)
         parent.kill()
         assert is_gone(pid, 5)
+        assert parent.stdout.read() == b"", "the worker has run the script"
     finally:
         parent.kill()
         parent.wait()

@@ -18,6 +18,7 @@ from d3d.api import Model
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, Journal, alone_with
+from d3d.forks import set_num_threads
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.lab.plan.probes import Probes, TimedPass, can_fuse, native
 from d3d.lab.plan.profile import PROFILE, MemoryUse, ModelFacts, Profile, ProfileRun, point
@@ -174,7 +175,7 @@ class Measurement:
             for number, (count, repeat, timed) in enumerate(work, 1):
                 key = [model.dtype_name, count, repeat, *timed]
                 if key not in samples:
-                    torch.set_num_threads(count)
+                    set_num_threads(count)
                     if (count, timed) not in warm:
                         probes.seconds(timed)  # the first time is slower
                         warm.add((count, timed))

@@ -14,6 +14,7 @@ from d3d.engine.engine import Engine
 from d3d.engine.metrics import ratio
 from d3d.engine.params import SamplingParams
 from d3d.engine.request import new_request
+from d3d.forks import set_num_threads
 from d3d.hub.open_model import TargetModel
 from d3d.lab.tune.setups import Setup
 from d3d.lab.tune.traffic import ids_sha256
@@ -68,7 +69,7 @@ class EngineMeasurer:
         up."""
         name = next(iter(self.models)) if setup.drafter is None else setup.drafter
         model, prompts = self.models[name], self.cases[case]
-        torch.set_num_threads(self._threads if setup.threads is None else setup.threads)
+        set_num_threads(self._threads if setup.threads is None else setup.threads)
         built = model.built(setup.config)
         if setup.key not in self._warm:
             few = min(WARM_UP_TOKENS, self.params.max_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -20,7 +21,8 @@ CLOSING_S = 1.0
 
 class WorkerLink:
     """One worker at a time. A dead one is replaced in the background, at most `restarts` times
-    between two calls of `begin`."""
+    between two calls of `begin`. It belongs to the process that started it: a forked process
+    neither talks to it nor ends it."""
 
     def __init__(self, launch: Launch, *, restarts: int, start_s: float) -> None:
         """start_s: a worker that is not ready after so many seconds is given up."""
@@ -28,6 +30,7 @@ class WorkerLink:
         self._restarts, self._start_s = restarts, start_s
         self._restarts_left = restarts
         self._worker: Worker | None = None
+        self._process = os.getpid()
         self._started = 0.0
         self.received_at = 0.0
         """Time of the last message."""
@@ -46,12 +49,14 @@ class WorkerLink:
 
     def begin(self) -> None:
         """Start a worker unless there is one, and allow all restarts again."""
+        self._leave_to_parent()
         self._restarts_left = self._restarts
         if self.state == "absent":
             self._start()
 
     def send(self, message: ToWorker) -> bool:
         """Send a message; False if no worker is up to receive it."""
+        self._leave_to_parent()
         if self._worker is None or self.state != "up":
             return False
         try:
@@ -63,6 +68,7 @@ class WorkerLink:
 
     def receive(self, timeout_s: float) -> FromWorker | None:
         """The next answer; None if none comes in time or there is no worker."""
+        self._leave_to_parent()
         if self._worker is None:
             return None
         try:
@@ -90,12 +96,18 @@ class WorkerLink:
 
     def close(self) -> None:
         """End the worker; kill it only if it does not end when told to."""
+        self._leave_to_parent()
         if self._worker is not None:
             if self.send(Stop()):
                 self._worker.wait(CLOSING_S)
             if self._worker is not None:
                 self._worker.kill()
         self._worker, self.state, self.cause = None, "absent", "absent"
+
+    def _leave_to_parent(self) -> None:
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._worker, self.state, self.cause = None, "absent", "absent"
 
     def _end(self, cause: str, event: str) -> None:
         """Note a worker's end, make sure of it, and start another if restarts are left."""

@@ -3,13 +3,11 @@ own CPU cores."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 import torch
@@ -20,9 +18,11 @@ from d3d.methods.async_.draft_worker import DraftWorker
 from d3d.methods.async_.messages import Failed
 from d3d.methods.async_.preparer import Preparer
 from d3d.methods.async_.transports import PipeTransport, QueueTransport, Transport, in_process_pair
+from d3d.processes import ChildProcess
 
 MakePreparer = Callable[[], Preparer]
-"""Loads the drafter, in the worker. For a process it must be picklable."""
+"""Loads the drafter, in the worker. For a process it must be picklable, without
+the program's main module."""
 
 Setting = Callable[[], AbstractContextManager[PassClock]]
 """Context that a worker's thread runs in; it yields the clock of its passes."""
@@ -98,28 +98,13 @@ class ThreadWorker:
 
 
 class ProcessWorker:
-    """A fresh interpreter (spawn) with its own copy of the drafter. It does not outlive this
-    process."""
+    """A process with its own copy of the drafter. It does not outlive this one."""
 
     def __init__(self, make: MakePreparer, cores: list[int]) -> None:
         """cores: those that it may run on, with one torch thread each; empty for any core and
-        torch's own number of threads."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        try:
-            self.process = context.Process(
-                target=work_in_process,
-                args=(theirs, make, cores),
-                name="d3d-draft-worker",
-                daemon=True,
-            )
-            self.process.start()
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()  # else the worker's end would go unnoticed
-        self.transport = PipeTransport(ours)
+        torch's own number of threads. Raises OSError."""
+        self.process = ChildProcess(work_in_process, make, cores)
+        self.transport = PipeTransport(self.process.connection)
 
     @property
     def description(self) -> str:
@@ -128,17 +113,13 @@ class ProcessWorker:
     def kill(self) -> None:
         self.transport.close()
         self.process.kill()
-        self.process.join(5.0)
 
     def wait(self, timeout_s: float) -> None:
-        self.process.join(timeout_s)
+        self.process.wait(timeout_s)
 
 
 def work_in_process(connection: Connection, make: MakePreparer, cores: list[int]) -> None:
     """The main function of a worker's process."""
-    threading.Thread(target=_end_with_parent, name="d3d-parent-watch", daemon=True).start()
-    # Ctrl-C is for the parent, which then ends this process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _use_cores(cores)
     transport = PipeTransport(connection)
     _run_worker(transport, make, on_the_processor)
@@ -158,14 +139,6 @@ def _run_worker(
                 transport.send(Failed(None, 0, f"{type(error).__name__}: {error}"))
             return
         DraftWorker(transport, preparer, clock).run()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends, even in the middle of a pass."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _use_cores(cores: list[int]) -> None:
