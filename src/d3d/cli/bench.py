@@ -162,7 +162,9 @@ def run(
         assistant=assistant,
     )
     rows = _measure(plan, model, wanted, options)
-    typer.echo(f"{directory}: {len(rows)} answers; d3d bench report {directory}")
+    failed = sum(row.error is not None for row in rows)
+    told = f", of which {failed} failed" if failed else ""
+    typer.echo(f"{directory}: {len(rows)} answers{told}; d3d bench report {directory}")
 
 
 @bench.command("identity")

@@ -15,12 +15,20 @@ import pytest
 import d3d
 from d3d.config import METHODS
 from d3d.errors import InvalidRequest
-from d3d.lab.bench.answers import MethodOptions, Question, Sampling, Setting, TimedAnswer
+from d3d.lab.bench.answers import (
+    Delivery,
+    MethodOptions,
+    Question,
+    Sampling,
+    Setting,
+    TimedAnswer,
+)
 from d3d.lab.bench.harness import Benchmark, BenchPlan
 from d3d.lab.bench.methods import Method, make_methods
 from d3d.lab.bench.prompt_sets import read_set
-from d3d.lab.bench.results import read_provenance
+from d3d.lab.bench.results import BenchRun, load_run, read_provenance
 from d3d.lab.bench.rows import Row, append_rows, read_rows
+from d3d.lab.report.benchmark import warnings
 
 NAMES = ("serial", "ngram", "draft_model")
 
@@ -198,6 +206,41 @@ def test_a_run_that_was_killed_goes_on_behind_its_last_whole_row(
     assert sum(tokens == 12 for _, _, tokens in calls) == 16 - 7
     assert progress[-1] == resumed.total == 16
     assert len(read_provenance(plan.directory)["sessions"]) == 2
+
+
+def test_a_failed_answer_is_counted_is_in_no_figure_and_is_asked_again(
+    plan: BenchPlan, model: d3d.Model
+) -> None:
+    fails = {"a": "out of pages"}
+
+    def failing(question: Question, setting: Setting) -> TimedAnswer:
+        is_a = "the cat" in question.messages[0]["content"]
+        error = fails.get("a") if is_a or (setting.max_tokens < 12 and "warm" in fails) else None
+        timed = (Delivery(0.1, 1), Delivery(0.2, 400))
+        return TimedAnswer("x", None, 401, "stop", timed, wall_s=0.2, error=error)
+
+    def go() -> BenchRun:
+        plain, other = make_methods(["serial"], model, MethodOptions(), plan.sampling)
+        peer = replace(
+            other, name="server", answer=lambda asked, setting: [failing(q, setting) for q in asked]
+        )
+        Benchmark(plan, model, [plain, peer]).run(lambda *_: None)
+        return load_run(plan.directory)
+
+    fails["warm"] = ""
+    with pytest.raises(InvalidRequest, match="method server: out of pages"):
+        go()
+    del fails["warm"]
+    first = go()
+    (row,) = [row for row in first.rows if row.error is not None]
+    assert (row.prompt_id, row.identity, row.error) == ("a", None, "out of pages")
+    (rows,) = [rows for group, rows in first.groups.items() if group.method == "server"]
+    assert [row.prompt_id for row in rows] == ["b", "b", "c"]
+    assert any("1 answers failed and are in no figure" in told for told in warnings(first))
+    fails.clear()
+    second = go()
+    assert len(second.rows) == len(first.rows)
+    assert not any(row.error for row in second.rows)
 
 
 def test_a_finished_run_measures_nothing_and_more_may_be_added(

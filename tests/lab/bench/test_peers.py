@@ -4,8 +4,9 @@ come."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +148,63 @@ def test_a_server_streams(question: Question) -> None:
     check_deliveries(answer)
     assert seen[0]["messages"] == question.messages
     assert (seen[0]["model"], seen[0]["max_tokens"], seen[0]["temperature"]) == ("served", 10, 0.0)
+
+
+ENDED = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ([delta(content="a"), {"error": {"message": "out of pages", "code": 500}}], "out of pages"),
+        ([{"error": "busy"}, ENDED], "busy"),
+        ([delta(content="a"), {"object": "error", "message": "overloaded"}], "overloaded"),
+        ([delta(content="a")], "ended without a finish_reason"),
+        ([], "ended without a finish_reason"),
+        ([{"choices": [{"delta": {}, "finish_reason": "abort"}]}], "finish_reason abort"),
+        ([delta(content="a"), [1]], "[1]"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_marked(
+    chunks: list[Any], words: str, question: Question
+) -> None:
+    answer = server(chunks).answer(question, SETTING)
+    assert answer.error is not None
+    assert words in answer.error
+    assert server([delta(content="a"), ENDED]).answer(question, SETTING).error is None
+
+
+def test_a_connection_that_breaks_in_an_answer_is_marked(question: Question) -> None:
+    http = pytest.importorskip("httpx2")
+
+    class Breaking(http.SyncByteStream):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Iterator[bytes]:
+            yield f"data: {json.dumps(delta(content='a'))}\n\n".encode()
+            raise http.ReadError("reset by peer")
+
+    transport = http.MockTransport(lambda _: http.Response(200, stream=Breaking()))
+    answer = OpenAIServer("http://test/v1", "m", transport=transport).answer(question, SETTING)
+    assert (answer.text, answer.error) == ("a", "the server broke off: ReadError: reset by peer")
+
+
+def test_llama_cpps_answer_that_breaks_off_is_marked(
+    monkeypatch: pytest.MonkeyPatch, question: Question, model: d3d.Model
+) -> None:
+    piece = {"choices": [{"text": "a", "finish_reason": None}], "timings": {"predicted_n": 1}}
+    peer = object.__new__(LlamaCpp)
+    peer._ignore_eos, peer._line = False, SimpleNamespace(send=lambda _: None)
+
+    def told(*messages: Any) -> TimedAnswer:
+        left = iter(messages)
+        monkeypatch.setattr(peer, "_receive", lambda: next(left))
+        return peer.answer(question, SETTING)
+
+    assert "no slot" in (told(piece, {"error": {"message": "no slot"}}, None).error or "")
+    assert "without a finish_reason" in (told(piece, None).error or "")
+    end = {"choices": [{"text": "", "finish_reason": "stop"}]}
+    assert told(piece, end, None).error is None
+    with pytest.raises(InvalidRequest, match="refuses a prompt"):
+        told({"error": "too long"}, None)
 
 
 def test_tokens_are_shared_out_by_characters() -> None:

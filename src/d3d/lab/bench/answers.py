@@ -88,6 +88,8 @@ class TimedAnswer:
     warnings: tuple[str, ...] = ()
     modelled: bool = False
     """True if its times are modelled, not measured."""
+    error: str | None = None
+    """Reason why a peer's answer is not whole; such an answer is in no figure."""
 
 
 class Peer(Protocol):

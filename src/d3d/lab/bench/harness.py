@@ -106,7 +106,7 @@ class Benchmark:
     def _run(self, file: Path, show: Callable[[int, str], None]) -> list[Row]:
         about = {method.name: method.describe() for method in self._methods}
         results.begin(self._plan.directory, self._fixed(), self._about_sets(), about)
-        rows = {row.key: row for row in read_rows(file)}
+        rows = {row.key: row for row in read_rows(file) if row.error is None}
         done = 0
         for number, part in enumerate(self._turns()):
             for chosen in self._rotated(part, number):
@@ -172,10 +172,12 @@ class Benchmark:
         batch_size: int,
     ) -> Row:
         compared = right = None
-        if key.method != PLAIN and plain is not None:
+        if key.method != PLAIN and plain is not None and answer.error is None:
             params = sampling_params(key.setting, self._plan.sampling)
             compared = identity(self._model, question, answer, plain, params)
-        if key.turn == prompt.num_turns - 1:  # the reference belongs to the last turn
+        if (
+            key.turn == prompt.num_turns - 1 and answer.error is None
+        ):  # the reference belongs to the last turn
             right = score(answer.text, prompt.reference, run_code=self._plan.run_code)
         return Row(
             **key._asdict(),
@@ -196,7 +198,9 @@ class Benchmark:
         question = self._question([{"role": "user", "content": WARM_UP}])
         tokens = min(WARM_UP_TOKENS, chosen.setting.max_tokens)
         short = chosen.setting.model_copy(update={"max_tokens": tokens})
-        chosen.method.answer([question] * batch_size, short)
+        for answer in chosen.method.answer([question] * batch_size, short):
+            if answer.error is not None:
+                raise InvalidRequest(f"method {chosen.method.name}: {answer.error}")
         self._warm.add((chosen, batch_size))
 
     def _fixed(self) -> dict[str, Any]:

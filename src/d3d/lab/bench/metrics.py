@@ -103,10 +103,16 @@ class SpeedUp(NamedTuple):
 
 
 def grouped(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
+    """Failed answers are left out."""
     groups: dict[RowGroup, list[Row]] = {}
     for row in rows:
-        groups.setdefault(RowGroup(row.method, row.set_name, row.setting), []).append(row)
+        if row.error is None:
+            groups.setdefault(group_of(row), []).append(row)
     return groups
+
+
+def group_of(row: Row) -> RowGroup:
+    return RowGroup(row.method, row.set_name, row.setting)
 
 
 def speed(rows: Sequence[Row]) -> Speed:

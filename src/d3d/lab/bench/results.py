@@ -67,12 +67,13 @@ class BenchRun:
 def load_run(directory: Path) -> BenchRun:
     """Raises InvalidRequest if the directory holds no run, or no rows."""
     provenance = read_provenance(directory)
-    rows = read_rows(directory / ROWS_FILE)
+    # an answer that failed may have been asked for again
+    rows = {row.key: row for row in read_rows(directory / ROWS_FILE)}
     if not rows:
         raise InvalidRequest(
             f"{directory / ROWS_FILE}: it holds no rows yet; run the benchmark first"
         )
-    return BenchRun(directory.resolve().name, tuple(rows), provenance)
+    return BenchRun(directory.resolve().name, tuple(rows.values()), provenance)
 
 
 def over_all_sets(groups: RowGroups) -> RowGroups:

@@ -109,6 +109,8 @@ class Row(BaseModel):
     token_ids: list[int] | None
     modelled: bool = False
     """True if its times are modelled, not measured."""
+    error: str | None = None
+    """Reason why the answer is not whole; such a row is in no figure."""
 
     @property
     def key(self) -> RowKey:
@@ -161,6 +163,7 @@ def answer_fields(answer: TimedAnswer, batch_size: int) -> dict[str, Any]:
         "text": answer.text,
         "token_ids": None if ids is None else list(ids),
         "modelled": answer.modelled,
+        "error": answer.error,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from d3d.lab.bench.answers import PLAIN
 from d3d.lab.bench.methods import PEERS
+from d3d.lab.bench.metrics import RowGroup, group_of
 from d3d.lab.bench.own import ASYNC_MODELLED, LABEL
 from d3d.lab.bench.results import ALL_SETS, BenchRun
 from d3d.lab.bench.rows import Row
@@ -77,6 +78,15 @@ def warnings(run: BenchRun) -> Iterator[str]:
         yield (
             f"Computed in {fixed['dtype']}: a pass over several tokens rounds differently, so "
             "near-ties may fall either way."
+        )
+    failed: dict[RowGroup, list[str]] = {}
+    for row in run.rows:
+        if row.error is not None:
+            failed.setdefault(group_of(row), []).append(row.error)
+    for group, errors in failed.items():
+        yield (
+            f"{group.label} on {group.set_name}: {len(errors)} answers failed and are in no "
+            f"figure, the first: {errors[0]}"
         )
     for figures in figures_of(run.groups):
         for text in _group_warnings(figures):

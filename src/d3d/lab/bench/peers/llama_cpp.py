@@ -7,7 +7,6 @@ cores (docs/log.md)."""
 
 from __future__ import annotations
 
-import multiprocessing
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +21,7 @@ from d3d.hub.open_model import TargetModel
 from d3d.hub.presets import PRESETS
 from d3d.lab.bench.answers import DeliveryTimer, Question, Setting, TimedAnswer
 from d3d.lab.bench.peers import needed
+from d3d.processes import ChildProcess
 
 MAX_CONTEXT = 8192
 QUIET = -1
@@ -52,19 +52,17 @@ class LlamaCpp:
         self._path = path
         self._ignore_eos = ignore_eos
         self._threads = torch.get_num_threads()
-        processes = multiprocessing.get_context("spawn")
-        self._line, other = processes.Pipe()
-        arguments = (other, str(path), min(target.max_length, MAX_CONTEXT), self._threads)
-        self._process = processes.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
-        other.close()
+        context = min(target.max_length, MAX_CONTEXT)
+        self._process = ChildProcess(_serve, str(path), context, self._threads)
+        self._line = self._process.connection
         problem = self._receive()
         if problem is not None:
             self.close()
             raise InvalidRequest(f"method llama_cpp: {path} can't be opened ({problem})")
 
     def answer(self, question: Question, setting: Setting) -> TimedAnswer:
-        """Raises InvalidRequest if llama.cpp refuses the prompt, for example as too long."""
+        """The answer's `error` tells why it breaks off. Raises InvalidRequest if llama.cpp refuses
+        the prompt, for example as too long."""
         timer = DeliveryTimer()
         chunks = _Chunks(timer)
         request = {
@@ -82,7 +80,10 @@ class LlamaCpp:
         while isinstance(message := self._receive(), dict):
             chunks.take(message)
         wall_s = timer.elapsed()
-        if (problem := message or chunks.error) is not None:
+        problem = message or chunks.error
+        if problem is None and chunks.finish_reason is None:
+            problem = "its stream ended without a finish_reason"
+        if problem is not None and not chunks.num_tokens:
             count = len(question.token_ids)
             raise InvalidRequest(
                 f"method llama_cpp: it refuses a prompt of {count} tokens ({problem})"
@@ -91,9 +92,10 @@ class LlamaCpp:
             text="".join(chunks.texts),
             token_ids=None,
             num_tokens=chunks.num_tokens,
-            finish_reason=chunks.finish_reason,
+            finish_reason=chunks.finish_reason or "error",
             deliveries=timer.deliveries,
             wall_s=wall_s,
+            error=None if problem is None else f"llama.cpp broke off: {problem}",
         )
 
     def describe(self) -> dict[str, Any]:
@@ -110,7 +112,7 @@ class LlamaCpp:
 
     def close(self) -> None:
         self._line.close()  # which ends it
-        self._process.join(timeout=PATIENCE_S)
+        self._process.wait(PATIENCE_S)
         self._process.kill()
 
     def _receive(self) -> dict[str, Any] | str | None:
@@ -166,7 +168,7 @@ class _Chunks:
         self._timer = timer
         self.num_tokens = 0
         self.texts: list[str] = []
-        self.finish_reason = "length"
+        self.finish_reason: str | None = None
         self.error: Any = None
 
     def take(self, chunk: dict[str, Any]) -> None:

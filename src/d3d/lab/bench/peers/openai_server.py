@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TIMEOUT_S = 600.0
+MOST_WORDS = 300
+"""Characters of an error that are kept."""
+ABORTED = ("abort", "error", "cancelled")
+"""Finish reasons of answers that are not whole."""
 TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
 """Fields of a delta that hold answer tokens; servers name them differently."""
 
@@ -55,7 +59,8 @@ class OpenAIServer:
             ) from error
 
     def answer(self, question: Question, setting: Setting) -> TimedAnswer:
-        """Raises InvalidRequest if the server reports an error."""
+        """The answer's `error` is what the server tells in the stream, or that the stream breaks
+        off. Raises InvalidRequest if the server refuses the request, or does not answer."""
         body = {
             "model": self._model,
             "messages": question.messages,
@@ -66,8 +71,9 @@ class OpenAIServer:
         }
         timer = DeliveryTimer()
         pieces: list[tuple[float, str]] = []
-        finish, usage = "length", None
+        finish, usage, error = None, None, None
         for chunk in self._chunks(body):
+            error = error or _error_in(chunk)
             usage = (chunk.get("usage") or {}).get("completion_tokens", usage)
             for choice in chunk.get("choices") or []:
                 delta = choice.get("delta") or {}
@@ -78,23 +84,40 @@ class OpenAIServer:
         wall_s = timer.elapsed()
         text = "".join(text for _, text in pieces)
         count = int(usage) if usage is not None else self._count(text)
-        return TimedAnswer(text, None, count, finish, tuple(spread(pieces, count)), wall_s=wall_s)
+        error = error or _not_whole(finish)
+        return TimedAnswer(
+            text,
+            None,
+            count,
+            finish or "error",
+            tuple(spread(pieces, count)),
+            wall_s=wall_s,
+            error=error and f"the server broke off: {error}",
+        )
 
     def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as reply:
                 if reply.status_code >= 400:
                     reply.read()
-                    told = f"{reply.status_code}: {reply.text[:300]}"
+                    told = f"{reply.status_code}: {reply.text[:MOST_WORDS]}"
                     raise InvalidRequest(f"method server: {self._url} answers {told}")
-                for line in reply.iter_lines():
-                    content = line.removeprefix("data:").strip()
-                    if line.startswith("data:") and content != "[DONE]":
-                        yield json.loads(content)
-        except (self._http.HTTPError, ValueError) as error:
+                yield from self._streamed(reply)
+        except self._http.HTTPError as error:
             raise InvalidRequest(
-                f"method server: {self._url} broke off ({type(error).__name__}: {error})"
+                f"method server: {self._url} does not answer ({type(error).__name__}: {error})"
             ) from error
+
+    def _streamed(self, reply: Any) -> Iterator[dict[str, Any]]:
+        """The chunks of a reply; if it breaks off, the last one holds the error."""
+        try:
+            for line in reply.iter_lines():
+                content = line.removeprefix("data:").strip()
+                if line.startswith("data:") and content != "[DONE]":
+                    chunk = json.loads(content)
+                    yield chunk if isinstance(chunk, dict) else {"error": content}
+        except (self._http.HTTPError, ValueError) as error:
+            yield {"error": f"{type(error).__name__}: {error}"}
 
     def _count(self, text: str) -> int:
         if self._tokenizer is None:
@@ -110,6 +133,20 @@ class OpenAIServer:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _error_in(chunk: dict[str, Any]) -> str | None:
+    """The server's words, if a chunk tells of an error."""
+    error = chunk if chunk.get("object") == "error" else chunk.get("error")
+    if isinstance(error, dict):
+        error = error.get("message") or json.dumps(error, ensure_ascii=False)
+    return None if error is None else str(error)[:MOST_WORDS]
+
+
+def _not_whole(finish: str | None) -> str | None:
+    if finish is None:
+        return "the stream ended without a finish_reason"
+    return f"finish_reason {finish}" if finish in ABORTED else None
 
 
 def spread(pieces: list[tuple[float, str]], count: int) -> Iterator[Delivery]:
