@@ -96,13 +96,13 @@ def test_ids_are_unique_and_there_is_room_for_a_draft_but_for_the_last_token() -
     first, second = Request(PROMPT, SamplingParams(max_tokens=6)), Request(PROMPT)
     assert first.id != second.id
     assert [first.draft_room(most) for most in (0, 3, 5, 9)] == [0, 3, 5, 5]
-    assert first.longest == len(PROMPT) + 6
+    assert first.scanner.limit == 6
     first.commit(NO_DRAFT, Verdict((1, 2, 3), 4), TIMES)
     assert first.draft_room(9) == 1
     first.commit(NO_DRAFT, Verdict((), 5), TIMES)
     assert first.draft_room(9) == 0
     short = Request(PROMPT, SamplingParams(max_tokens=6), max_length=len(PROMPT) + 2)
-    assert (short.longest, short.draft_room(9)) == (len(PROMPT) + 2, 1)
+    assert (short.scanner.limit, short.draft_room(9)) == (2, 1)
 
 
 def test_impossible_requests_are_refused(target: NativeTarget) -> None:

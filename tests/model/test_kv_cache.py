@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from d3d.model.attention import attend
-from d3d.model.kv_cache import KVCache, PassThrough
+from d3d.model.kv_cache import SPARE_TOKENS, KVCache, PassThrough
 
 
 def new_cache(ids: Sequence[int] = (0, 1, 2), capacity: int = 10, layers: int = 2) -> KVCache:
@@ -123,6 +123,33 @@ def test_memory_is_given_back_with_the_last_sequence() -> None:
     cache.open(7, 4)
     add(cache, rows([1, 2]), [2])
     assert held(cache, 7) == [1, 2]
+
+
+def test_room_grows_with_the_tokens_in_few_steps() -> None:
+    cache, sizes = new_cache(ids=(0,), capacity=SPARE_TOKENS), set[int]()
+    for token in range(2000):
+        add(cache, rows([float(token)]), [1])
+        sizes.add(cache.capacity)
+        assert cache.capacity < max(SPARE_TOKENS, 1.5 * (token + 1)) + 1
+    assert len(sizes) < 11
+    assert sum(sizes) < 3 * max(sizes), "rows written by all copies"
+    assert held(cache, 0) == [float(token) for token in range(2000)]
+
+
+def test_room_is_given_back_when_sequences_end() -> None:
+    cache = new_cache(ids=range(8), capacity=4)
+    add(cache, rows(*[[float(i)] for i in range(8)]), [1] * 8)
+    for token in range(300):
+        add(cache, rows([float(token)]), [1], ids=[3])
+    full = cache.keys.numel()
+    for sequence_id in (0, 1, 2, 4, 5, 6):
+        cache.end(sequence_id)
+    assert cache.keys.numel() <= full // 2, "of few long sequences"
+    cache.end(3)
+    assert cache.capacity == 1, "of short ones"
+    assert held(cache, 7) == [7]
+    add(cache, rows([8, 9]), [2])
+    assert held(cache, 7) == [7, 8, 9]
 
 
 def test_an_id_is_opened_once_and_unknown_ones_are_refused() -> None:

@@ -78,11 +78,6 @@ class Request:
         """True if the request has finished, failed or been cancelled."""
         return self.finish_reason is not None or self.error is not None
 
-    @property
-    def longest(self) -> int:
-        """Maximum length of prompt and answer together."""
-        return self.prompt_length + self.scanner.limit
-
     def draft_room(self, max_draft_length: int) -> int:
         """Number of tokens worth drafting now. A bonus token follows the draft, so the answer's
         last token needs none."""

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from d3d.model.attention import attend
 
+SPARE_TOKENS = 64
+"""Room to open a sequence with beyond its first tokens, for the beginning of its answer."""
+
 
 class KeyValueStore(Protocol):
     """Storage of a pass's keys and values, and attention over them."""
@@ -29,9 +32,10 @@ class KeyValueStore(Protocol):
 class KVCache:
     """Keys and values of several sequences, by id.
 
-    It grows with the number and length of sequences, and is freed with the last of them. A pass
-    works on a `Window` of it. The cache assigns batch places itself: when a sequence ends, the last
-    one takes its place."""
+    It has room for as many tokens of each sequence as the longest holds, and a little more: it
+    grows in steps as tokens come, shrinks when sequences have ended, and is freed with the last of
+    them. A pass works on a `Window` of it. The cache assigns batch places itself: when a sequence
+    ends, the last one takes its place."""
 
     def __init__(
         self,
@@ -65,14 +69,14 @@ class KVCache:
         return self.lengths[self.ids.index(sequence_id)]
 
     def open(self, sequence_id: int, capacity: int = 0) -> None:
-        """Begin an empty sequence. capacity: its expected length in tokens; it may grow beyond.
+        """Begin an empty sequence. capacity: tokens that it will hold soon; it may grow beyond.
         Raises ValueError for an id in use."""
         if sequence_id in self.ids:
             raise ValueError(f"sequence {sequence_id} is in the cache already")
         place, places = len(self.ids), self.keys.shape[1]
         if place == places or capacity > self.capacity:
             wanted = places if place < places else max(1, 2 * places)
-            self._grow(wanted, max(capacity, self.capacity))
+            self._resize(wanted, max(capacity, self.capacity))
         else:
             self._clear(place, 0)
         self.ids.append(sequence_id)
@@ -91,8 +95,7 @@ class KVCache:
             self.ids[place], self.lengths[place] = self.ids[last], length
         self.ids.pop()
         self.lengths.pop()
-        if not self.ids:
-            self.keys = self.values = self._empty(0, 0)
+        self._shrink()
 
     def window(self, ids: Sequence[int]) -> Window:
         """Window over these sequences for one pass. It includes sequences that lie between them, so
@@ -116,15 +119,28 @@ class KVCache:
     def reserve(self, capacity: int) -> None:
         """Make room for this many tokens of each sequence."""
         if capacity > self.capacity:
-            self._grow(self.keys.shape[1], max(capacity, self.capacity * 3 // 2))
+            self._resize(self.keys.shape[1], max(capacity, self.capacity * 3 // 2))
 
-    def _grow(self, places: int, capacity: int) -> None:
-        keys, values = self._empty(places, capacity), self._empty(places, capacity)
+    def _shrink(self) -> None:
+        """Free what ended sequences have left, once less than a quarter is in use."""
+        if not self.ids:
+            self.keys = self.values = self._empty(0, 0)
+            return
+        places, longest = len(self.ids), max(self.lengths)
+        if 4 * places * longest < self.keys.shape[1] * self.capacity:
+            self._resize(places, longest * 3 // 2)
+
+    def _resize(self, places: int, capacity: int) -> None:
+        # one after the other, so that both are never there twice
+        self.keys = self._resized(self.keys, places, capacity)
+        self.values = self._resized(self.values, places, capacity)
+
+    def _resized(self, old: Tensor, places: int, capacity: int) -> Tensor:
+        new = self._empty(places, capacity)
         # including rows after the kept tokens: a pass may be under way
-        before, held = self.capacity, len(self.ids)
-        keys[:, :held, :, :before] = self.keys[:, :held]
-        values[:, :held, :, :before] = self.values[:, :held]
-        self.keys, self.values = keys, values
+        kept = slice(min(capacity, old.shape[3]))
+        new[:, : len(self.ids), :, kept] = old[:, : len(self.ids), :, kept]
+        return new
 
     def _empty(self, places: int, capacity: int) -> Tensor:
         layers, kv_heads, head_dim = self._shape

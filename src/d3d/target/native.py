@@ -14,13 +14,9 @@ from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import clean_rows_are_of
-from d3d.model.kv_cache import KVCache, Window
+from d3d.model.kv_cache import SPARE_TOKENS, KVCache, Window
 from d3d.model.masks.dense import causal
 from d3d.model.transformer import Transformer
-
-SPARE_TOKENS = 17
-"""Spare cache places after a new request's tokens, for a draft; a longer one makes the cache
-grow."""
 
 
 class NativeTarget(Target):
@@ -58,7 +54,7 @@ class NativeTarget(Target):
             rows = None
             if num_rows > 0:
                 if request.id not in self.cache:
-                    self.cache.open(request.id, request.longest + SPARE_TOKENS)
+                    self.cache.open(request.id, len(request) + SPARE_TOKENS)
                 start = self.cache.length(request.id)
                 chunk = request.token_ids[start : start + num_rows]
                 num_rows -= len(chunk)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from d3d.engine.drafter import NO_DRAFT, Drafter
+from d3d.engine.engine import Engine
 from d3d.engine.request import Request
 from d3d.methods.serial import denoise
 from d3d.methods.serial.denoise import BlockDenoiser, reveal
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.choice import best_of
 from d3d.model.drafter import DrafterModel
+from d3d.model.kv_cache import SPARE_TOKENS
 from d3d.model.layout import MASKED
 from d3d.target.native import NativeTarget
 from support.drafters import (
@@ -26,6 +28,7 @@ from support.drafters import (
     text,
     tiny_drafter,
 )
+from support.runs import make
 from support.tiny import tiny_transformer
 
 Kind = dict[str, Any]
@@ -238,6 +241,17 @@ def test_drafting_twice_from_the_same_text_gives_the_same_block() -> None:
     drafter = new_drafter(tiny_drafter())
     one = request(text(6))
     assert draft(drafter, [one]) == draft(drafter, [one])
+
+
+def test_caches_have_room_for_what_is_written_not_for_what_may_be() -> None:
+    target = NativeTarget(tiny_transformer())
+    drafter = BlockDrafter(tiny_drafter(target.model), target.vocab_size)
+    engine = Engine(target, drafter)
+    engine.add(make(target, text(9), max_tokens=400).request)
+    for _ in range(5):
+        engine.step()
+    room = [cache.capacity for cache in (target.cache, drafter._cache)]
+    assert room == [9 + SPARE_TOKENS, 10 + SPARE_TOKENS]
 
 
 def test_two_drafters_of_one_model_do_not_meet() -> None:

@@ -18,7 +18,7 @@ from d3d.methods.estimate import Estimate
 from d3d.methods.ngram.lookup import PromptLookup
 from d3d.methods.serial.denoise import BlockDenoiser
 from d3d.model.drafter import DrafterModel
-from d3d.model.kv_cache import KVCache
+from d3d.model.kv_cache import SPARE_TOKENS, KVCache
 
 NEWEST_SHARE = 0.2
 """Weight of the newest draft in the running mean of kept tokens."""
@@ -104,7 +104,7 @@ class BlockDrafter(Drafter):
         else:
             for request in requests:
                 if request.id not in self._cache:
-                    self._cache.open(request.id, request.longest + self.max_draft_length + 1)
+                    self._cache.open(request.id, len(request) + SPARE_TOKENS)
             drafts = self._denoiser.draft(ids, texts, lengths)
         for request, draft in zip(requests, drafts, strict=True):
             if request.id in self._histories:
