@@ -268,6 +268,17 @@ def test_it_grows_in_the_middle_of_a_pass() -> None:
     ]
 
 
+def test_one_that_has_grown_in_a_pass_can_be_used_after_it() -> None:
+    cache = new_cache((0, 1), 4)
+    with torch.inference_mode():
+        for _ in range(3):
+            add(cache, rows([1.0, 2.0], [3.0, 4.0]), [2, 2])
+    cache.end(0)
+    cache.open(2)
+    cache.clear_behind(1)
+    assert held(cache, 1) == [3.0, 4.0] * 3
+
+
 def test_room_is_made_ahead_and_never_taken_away() -> None:
     cache = new_cache(ids=(0, 1), capacity=4)
     add(cache, rows([1, 2, 3], [4, 0, 0]), [3, 1])

@@ -142,6 +142,7 @@ class KVCache:
         new[:, : len(self.ids), :, kept] = old[:, : len(self.ids), :, kept]
         return new
 
+    @torch.inference_mode(False)  # a pass that makes it grow may be in it, what comes after not
     def _empty(self, places: int, capacity: int) -> Tensor:
         layers, kv_heads, head_dim = self._shape
         return torch.zeros(

@@ -95,6 +95,13 @@ def test_answers_are_the_plain_ones(small: Transformer) -> None:
     assert [one.ids for one in batch] == [plain.ids[:n] for n in (3, 30, 12)]
 
 
+def test_others_join_and_leave_when_its_cache_has_grown(small: Transformer) -> None:
+    target, lengths = NativeTarget(tiny_transformer(seed=1)), (40, 60, 80, 100)
+    runs = [make(target, text(5, length), max_tokens=length) for length in lengths]
+    run_all(target, DraftModelDrafter(small, 97, 4), runs, max_batch=2)
+    assert [one.faults for one in runs] == [[]] * 4
+
+
 def test_the_target_as_its_own_drafter_is_always_right() -> None:
     engine = NativeTarget(tiny_transformer(seed=0))
     rounds = run(engine, DraftModelDrafter(engine.model, 97, 4), max_tokens=26).rounds
