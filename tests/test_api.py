@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import d3d
+from d3d import api, loader
 from d3d.api import Model
 from d3d.engine.round import Round
 from d3d.errors import InvalidCheckpoint, InvalidRequest
@@ -399,6 +400,38 @@ def test_a_prompt_that_fills_the_context_but_one_place_gets_one_token(model: Mod
 def test_serial_needs_a_drafter(plain_model: Model) -> None:
     with pytest.raises(InvalidRequest, match="needs a drafter"):
         plain_model.generate("hello", mode="serial")
+
+
+@pytest.mark.parametrize("method", ["serial", "async", "fused", "draft_model"])
+def test_a_method_without_its_drafter_is_refused_before_anything_is_loaded(
+    method: str, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "open_model", None)
+    with pytest.raises(InvalidRequest, match=f"method: {method} needs a drafter"):
+        d3d.load(str(tiny_target), speculative_config={"method": method})
+
+
+def test_a_drafter_and_a_draft_model_are_one_too_many(tiny_target: Path) -> None:
+    with pytest.raises(InvalidRequest, match="draft_model: small and the drafter big are both"):
+        d3d.load(str(tiny_target), "big", draft_model="small")
+
+
+def test_methods_that_were_not_used_for_longest_are_forgotten_if_idle(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MOST_BUILT", 3)
+    expected = model.generate("hello", max_tokens=12).token_ids
+    begun = model.add("hello", method="serial", draft_length=1, max_tokens=12)
+    model.step()
+    for length in (2, 3, 4, 2, 5):
+        asked = {"method": "serial", "draft_length": length}
+        assert model.generate("hello", max_tokens=12, **asked).token_ids == expected
+    assert len(model._built) == len(model._steppers) == 3
+    kept = [config.max_draft_length for config in model._built]
+    assert kept == [1, 2, 5], "one is at work, the others were used last"
+    assert begun.result().token_ids == expected
+    model.close()
+    assert begun.finished
 
 
 def test_options_without_a_method_are_those_of_a_preset_files_method(

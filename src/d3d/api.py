@@ -41,6 +41,9 @@ ENGINES = ("native", "transformers")
 DEFAULT_BATCH = 8
 """Default number of requests decoded together."""
 
+MOST_BUILT = 32
+"""Methods, each with its options, that a model keeps for later requests."""
+
 
 class Model:
     """A target and, unless it decodes plainly only, a drafter. As a context manager it closes
@@ -154,7 +157,8 @@ class Model:
             if config not in self._built:
                 with self._turn:  # it may measure passes of the target
                     self._built[config] = config.build(self.parts)
-            built = self._built[config]
+                self._forget_idle()
+            built = self._built[config] = self._built.pop(config)  # the last one used is last
         if built.drafter is not None:
             built.drafter.ready()
         return built
@@ -179,10 +183,11 @@ class Model:
 
         Raises InvalidRequest before any computation; the clock starts with the first `next`.
         Options as for `add`."""
-        stepper, config, request = self._prepared(prompt, options)
+        config, request = self._prepared(prompt, options)
+        self.built(config)
 
         def chunks() -> Iterator[StreamChunk]:
-            handle = self._add(stepper, config, request, options.get("thinking"))
+            handle = self._start(config, request, options.get("thinking"))
             try:
                 yield from handle
             finally:
@@ -196,26 +201,35 @@ class Model:
         method: a key of `d3d.config.METHODS` (default: `default_method`). Its options, sampling
         fields and the rest are listed in `RequestOptions`. Raises InvalidRequest before any
         computation, and WorkerFailed if async mode's draft worker does not start."""
-        stepper, config, request = self._prepared(prompt, options)
-        return self._add(stepper, config, request, options.get("thinking"))
+        config, request = self._prepared(prompt, options)
+        return self._start(config, request, options.get("thinking"))
 
     def step(self) -> bool:
         """Advance all added requests by one round; False if there is no work."""
         steps = [stepper.step() for stepper in list(self._steppers.values())]
         return any(moved is not None for moved in steps)
 
-    def _prepared(
-        self, prompt: Prompt, options: RequestOptions
-    ) -> tuple[Stepper, MethodConfig, Request]:
+    def _prepared(self, prompt: Prompt, options: RequestOptions) -> tuple[MethodConfig, Request]:
         sampling, spec = split_options(options)
         config = self.config(**spec)
-        request = self._request(prompt, sampling, options)
-        engine = self.engine(
-            config, max_batch=self.max_batch
-        )  # each time: its draft worker may have ended
+        return config, self._request(prompt, sampling, options)
+
+    def _start(self, config: MethodConfig, request: Request, thinking: bool | None) -> Handle:
+        # each time: its draft worker may have ended
+        engine = self.engine(config, max_batch=self.max_batch)
         with self._making:
             stepper = self._steppers.setdefault(config, Stepper(engine, self._turn))
-        return stepper, config, request
+            return self._add(stepper, config, request, thinking)
+
+    def _forget_idle(self) -> None:
+        """Forget methods beyond `MOST_BUILT` that have no requests, those unused for longest
+        first. Workers stay: methods share them."""
+        for config in list(self._built)[:-1]:
+            stepper, drafter = self._steppers.get(config), self._built[config].drafter
+            is_idle = stepper is None or not stepper.engine.has_work
+            if len(self._built) > MOST_BUILT and is_idle and not (drafter and drafter.num_held):
+                del self._built[config]
+                self._steppers.pop(config, None)
 
     def _add(
         self, stepper: Stepper, config: MethodConfig, request: Request, thinking: bool | None
@@ -313,6 +327,8 @@ class Model:
             for built in list(self._built.values()):
                 if built.drafter is not None:
                     built.drafter.close()
+            for running in self.parts.workers.values():  # also those of methods forgotten since
+                running.coordinator.close()
 
     def score(self, token_ids: Sequence[int], *, num_top: int = 0) -> list[TokenLogprob]:
         """Log-probabilities of all tokens but the first, given those before them. num_top:

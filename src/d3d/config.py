@@ -13,7 +13,7 @@ from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
 from d3d.hub.presets import PresetFile
 from d3d.methods.async_.config import AsyncConfig
 from d3d.methods.auto.config import AutoConfig
-from d3d.methods.base import MethodConfig
+from d3d.methods.base import MethodConfig, no_drafter
 from d3d.methods.draft_model.config import DraftModelConfig
 from d3d.methods.fused.config import FusedConfig
 from d3d.methods.ngram.config import NgramConfig
@@ -58,6 +58,10 @@ SHARED_WITH_AUTO = ("draft_confidence", "lookup", "least_kept")
 """Options of a serial preset that auto mode takes over: those that skip drafts."""
 
 _ADAPTER: TypeAdapter[MethodConfig] = TypeAdapter(SpecConfig)
+
+
+NEED_DRAFTER = ("serial", "fused", "async", "draft_model")
+"""Methods that can't do without a drafter."""
 
 
 class SpeculativeChoice(NamedTuple):
@@ -219,6 +223,8 @@ def request_config(
     method = METHOD_ALIASES.get(method or "", method) or usual_method(
         preset, has_drafter=has_drafter
     )
+    if method in NEED_DRAFTER and not has_drafter:
+        raise no_drafter(method)
     fields = {name: value for name, value in canonical(options).items() if value is not None}
     if preset is not None:
         names: tuple[str, ...] = ()

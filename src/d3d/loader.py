@@ -60,6 +60,10 @@ def load(
         drafter, draft_model = _named_once(drafter, draft_model, choice)
     if engine not in ENGINES:
         raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+    if drafter is not None and draft_model is not None:
+        raise InvalidRequest(
+            f"draft_model: {draft_model} and the drafter {drafter} are both named; give one of them"
+        )
     plain = plain or draft_model is not None
     if plain and drafter is not None:
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
@@ -69,7 +73,8 @@ def load(
     config = None if preset is None else preset[1]
     if choice.method is not None or choice.options:
         method = choice.method or ("draft_model" if draft_model is not None else None)
-        config = request_config(config, method, choice.options, has_drafter=path is not None)
+        has_drafter = path is not None or (draft_model is not None and method == "draft_model")
+        config = request_config(config, method, choice.options, has_drafter=has_drafter)
     if preset is not None:
         file = preset[0]
         target, dtype = file.target, file.dtype if dtype == "auto" else dtype

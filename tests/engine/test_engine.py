@@ -645,3 +645,27 @@ def test_a_fault_while_others_only_wait_for_their_last_token(target: NativeTarge
     one = make(target, PROMPT, max_tokens=2)
     run_all(target, faulty(oracle(2, [])), [one])
     assert one.faults == []
+
+
+def test_a_drafter_that_fails_again_and_again_is_asked_no_more(target: NativeTarget) -> None:
+    calls: list[int] = []
+
+    class Failing(NoDrafter):
+        max_draft_length = 2
+
+        def propose(self, requests: Sequence[Request]) -> list[Draft]:
+            calls.append(len(requests))
+            if len(calls) != 3:
+                raise OSError("out of order")
+            return super().propose(requests)
+
+    engine, told = Engine(target, Failing()), []
+    for _ in range(8):
+        engine.add(make(target, text(4), max_tokens=3).request)
+        told += [round_.fault for round_ in finish(engine) if round_.fault is not None]
+    assert len(calls) == 6
+    assert told[:5] == ["the drafter failed: OSError: out of order"] * 5
+    assert (
+        told[5:]
+        == ["the drafter failed 3 times in a row and is asked no more: OSError: out of order"] * 2
+    )

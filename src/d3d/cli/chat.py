@@ -47,43 +47,43 @@ def chat(
     if dry_run:
         requests.show_dry_run(choice, speculation, sampling["max_tokens"], as_json=False)
         return
-    loaded = choice.load(speculation)
-    options = {"method": speculation.method, **speculation.options}
-    loaded.config(**options)
-    for text in (
-        requests.thinking_warning(loaded.target, thinking),
-        "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends"
-        if sys.stdin.isatty()
-        else None,
-    ):
-        if text:
-            note(text)
-    if color:
-        typer.echo(LEGEND, err=True)
-    opening = [{"role": "system", "content": system}] if system else []
-    messages = list(opening)
-    while (turn := _read_turn()) is not None:
-        if turn == "/new":
-            messages = list(opening)
-            continue
-        messages.append({"role": "user", "content": turn})
-        try:
-            chunks = loaded.stream(messages, thinking=thinking, **options, **sampling)
-        except InvalidRequest as error:
-            if len(messages) == len(opening) + 1:
-                raise
-            note(f"{error}; /new starts over", "yellow")
-            messages.pop()
-            continue
-        result = _answer(chunks, loaded.tokenizer if color else None)
-        if result is None:
-            messages.pop()
-            continue
-        requests.record_request(log, loaded, Asked(messages, options, sampling), result)
-        messages.append({"role": "assistant", "content": result.text})
-        is_plain = speculation.method == "plain"
-        note(summary(result, loaded.precision, has_drafter=is_plain or loaded.has_drafter))
-        requests.note_speculation(result)
+    with choice.load(speculation) as loaded:
+        options = {"method": speculation.method, **speculation.options}
+        loaded.config(**options)
+        for text in (
+            requests.thinking_warning(loaded.target, thinking),
+            "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends"
+            if sys.stdin.isatty()
+            else None,
+        ):
+            if text:
+                note(text)
+        if color:
+            typer.echo(LEGEND, err=True)
+        opening = [{"role": "system", "content": system}] if system else []
+        messages = list(opening)
+        while (turn := _read_turn()) is not None:
+            if turn == "/new":
+                messages = list(opening)
+                continue
+            messages.append({"role": "user", "content": turn})
+            try:
+                chunks = loaded.stream(messages, thinking=thinking, **options, **sampling)
+            except InvalidRequest as error:
+                if len(messages) == len(opening) + 1:
+                    raise
+                note(f"{error}; /new starts over", "yellow")
+                messages.pop()
+                continue
+            result = _answer(chunks, loaded.tokenizer if color else None)
+            if result is None:
+                messages.pop()
+                continue
+            requests.record_request(log, loaded, Asked(messages, options, sampling), result)
+            messages.append({"role": "assistant", "content": result.text})
+            is_plain = speculation.method == "plain"
+            note(summary(result, loaded.precision, has_drafter=is_plain or loaded.has_drafter))
+            requests.note_speculation(result)
 
 
 def _answer(

@@ -35,36 +35,36 @@ def demo(*, choice: ModelChoice, sampling: dict[str, Any], speculation: Speculat
 
     if choice.dtype == "auto":
         choice = replace(choice, dtype="float32")
-    loaded = choice.load(speculation)
-    method = speculation.method or loaded.default_method
-    if method == "plain":
-        raise InvalidRequest(
-            "the demo compares plain decoding with drafting, and this preset decodes plainly; take "
-            "--model smollm2-135m"
-        )
-    plain, drafted = {"method": "plain"}, {"method": method, **speculation.options}
-    warm_up = {"max_tokens": min(8, sampling["max_tokens"])}
-    for options in (drafted, plain):  # not measured
-        loaded.generate(QUESTIONS[0], **warm_up, **options)
-    pairs: list[Pair] = []
-    verdicts = []
-    for question in QUESTIONS:
-        typer.echo(f"\n{typer.style(question, bold=True)}")
-        answers = []
-        for options in (plain, drafted):
-            typer.echo(typer.style(f"\n[{options['method']}]", dim=True))
-            answers.append(stream_answer(loaded.stream(question, **sampling, **options)))
-        pairs.append(Pair(question, answers[0], answers[1]))
-        verdicts.append(
-            compare(
-                loaded.parts.target,
-                loaded.encode(question),
-                (answers[0].token_ids, answers[1].token_ids),
-                SamplingParams(**sampling),
-                eos_token_ids=loaded.target.eos_token_ids,
-                largest_rounding=tolerance(loaded.target.dtype),
+    with choice.load(speculation) as loaded:
+        method = speculation.method or loaded.default_method
+        if method == "plain":
+            raise InvalidRequest(
+                "the demo compares plain decoding with drafting, and this preset decodes plainly; "
+                "take --model smollm2-135m"
             )
-        )
+        plain, drafted = {"method": "plain"}, {"method": method, **speculation.options}
+        warm_up = {"max_tokens": min(8, sampling["max_tokens"])}
+        for options in (drafted, plain):  # not measured
+            loaded.generate(QUESTIONS[0], **warm_up, **options)
+        pairs: list[Pair] = []
+        verdicts = []
+        for question in QUESTIONS:
+            typer.echo(f"\n{typer.style(question, bold=True)}")
+            answers = []
+            for options in (plain, drafted):
+                typer.echo(typer.style(f"\n[{options['method']}]", dim=True))
+                answers.append(stream_answer(loaded.stream(question, **sampling, **options)))
+            pairs.append(Pair(question, answers[0], answers[1]))
+            verdicts.append(
+                compare(
+                    loaded.parts.target,
+                    loaded.encode(question),
+                    (answers[0].token_ids, answers[1].token_ids),
+                    SamplingParams(**sampling),
+                    eos_token_ids=loaded.target.eos_token_ids,
+                    largest_rounding=tolerance(loaded.target.dtype),
+                )
+            )
     typer.echo()
     title = f"{loaded.target.source}, {loaded.precision} on {loaded.device_name}, greedy"
     print_table(pairs, method, title)

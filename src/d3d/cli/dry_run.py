@@ -95,7 +95,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     drafting = None
     if asked.method not in ("plain", "ngram") and draft_model is None:
         drafting = _drafting(drafter, named, num_layers, choice.engine)
-    has_drafter = drafting is not None
+    has_drafter = drafting is not None or draft_model is not None
     method = asked.method or usual_method(preset_config, has_drafter=has_drafter)
     chosen = request_config(preset_config, method, asked.options, has_drafter=has_drafter)
     facts = Facts(

@@ -233,6 +233,8 @@ class ModelChoice:
     def check(self, asked: SpeculativeChoice | None) -> tuple[str | None, str | None]:
         """Names of the D3D drafter and of the causal draft model. Raises InvalidRequest for
         contradictory options, before anything is fetched or read."""
+        from d3d.config import NEED_DRAFTER
+
         method = None if asked is None else asked.method
         named = None if asked is None else asked.drafter
         if named is not None and self.drafter is not None and named != self.drafter:
@@ -256,11 +258,7 @@ class ModelChoice:
             )
         if method == "draft_model" and drafter is not None:
             return None, drafter
-        if (
-            method in ("serial", "fused", "async", "draft_model")
-            and drafter is None
-            and not _brings_one(self.name)
-        ):
+        if method in NEED_DRAFTER and drafter is None and not _brings_one(self.name):
             raise InvalidRequest(
                 f"--method {method} needs a drafter for {self.name}; give one with --drafter, or "
                 "use --method plain or ngram"

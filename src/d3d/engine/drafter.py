@@ -149,6 +149,10 @@ def guarded(drafter: Drafter, vocab_size: int) -> Guarded:
     return Guarded(drafter, vocab_size)
 
 
+MOST_FAILURES = 3
+"""Errors in a row after which a drafter is asked no more."""
+
+
 class Guarded(Drafter):
     """Drafter wrapped by `guarded`."""
 
@@ -157,17 +161,15 @@ class Guarded(Drafter):
         self.max_draft_length = drafter.max_draft_length
         self._spoilt: set[int] = set()
         """Ids of requests that are no longer drafted for."""
+        self._num_failures = 0
+        """Errors in a row."""
+        self._last_failure = ""
 
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
         members = [request for request in requests if request.id not in self._spoilt]
         if not any(request.draft_room(self.max_draft_length) for request in members):
             return [NO_DRAFT for _ in requests]
-        try:
-            drafts = self.drafter.propose(members)
-            checked = [self._checked(*pair) for pair in zip(members, drafts, strict=True)]
-        except Exception as error:  # a drafter's failure must not end the answers
-            fault = f"the drafter failed: {type(error).__name__}: {error}"
-            checked = [Draft(fault=fault) for _ in members]
+        checked = self._asked(members)
         by_id = {}
         for request, draft in zip(members, checked, strict=True):
             by_id[request.id] = draft
@@ -178,6 +180,21 @@ class Guarded(Drafter):
 
     def ready(self) -> None:
         self.drafter.ready()
+
+    def _asked(self, requests: list[Request]) -> list[Draft]:
+        """The drafter's proposals, or the reason why there are none."""
+        if self._num_failures >= MOST_FAILURES:
+            told = f"the drafter failed {MOST_FAILURES} times in a row and is asked no more"
+            return [Draft(fault=f"{told}: {self._last_failure}") for _ in requests]
+        try:
+            drafts = self.drafter.propose(requests)
+            checked = [self._checked(*pair) for pair in zip(requests, drafts, strict=True)]
+        except Exception as error:  # a drafter's failure must not end the answers
+            self._num_failures += 1
+            self._last_failure = f"{type(error).__name__}: {error}"
+            return [Draft(fault=f"the drafter failed: {self._last_failure}") for _ in requests]
+        self._num_failures = 0
+        return checked
 
     def _checked(self, request: Request, draft: Draft) -> Draft:
         """Limit a draft to the request's room; reject ids outside the target's vocabulary."""

@@ -49,6 +49,13 @@ Lookup = Annotated[
 ]
 
 
+def no_drafter(method: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"method: {method} needs a drafter, and there is none; name one with --drafter, or use "
+        "plain or ngram"
+    )
+
+
 class Facts(NamedTuple):
     """Facts that decide which options a method supports; known without weights."""
 
@@ -65,10 +72,7 @@ class Facts(NamedTuple):
 
     def need_drafter(self, method: str) -> DrafterConfig:
         if self.drafter is None:
-            raise InvalidRequest(
-                f"method: {method} needs a drafter, and there is none; name one with --drafter, or "
-                "use plain or ngram"
-            )
+            raise no_drafter(method)
         return self.drafter
 
     def need_native(self, method: str) -> None:
