@@ -225,9 +225,9 @@ class Model:
         """Forget methods beyond `MOST_BUILT` that have no requests, those unused for longest
         first. Workers stay: methods share them."""
         for config in list(self._built)[:-1]:
-            stepper, drafter = self._steppers.get(config), self._built[config].drafter
+            stepper = self._steppers.get(config)
             is_idle = stepper is None or not stepper.engine.has_work
-            if len(self._built) > MOST_BUILT and is_idle and not (drafter and drafter.num_held):
+            if len(self._built) > MOST_BUILT and is_idle:
                 del self._built[config]
                 self._steppers.pop(config, None)
 

@@ -97,7 +97,7 @@ def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Pa
     read."""
     path = None
     if drafter is not None:
-        path = resolve_drafter(str(drafter))
+        path = resolve_drafter(str(drafter)).absolute()
     elif not plain:
         path = drafter_of(target)
     if path is not None:

@@ -112,7 +112,7 @@ def open_model(
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantize(quantize, where)
-    path = resolve_model(source)
+    path = resolve_model(source).absolute()  # others load it again, perhaps from elsewhere
     hf_config = load_config(path)
     config = decoder_config(hf_config)
     stored = read_tensors(path)

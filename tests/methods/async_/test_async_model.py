@@ -150,6 +150,18 @@ def test_a_drafter_that_is_loaded_again_is_as_quick_as_the_first(
     assert again.open(4).draft(text(9), 5) == here.open(4).draft(text(9), 5)
 
 
+def test_a_draft_process_finds_files_when_the_working_directory_has_changed(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(paths[0])
+    target, drafter = (os.path.relpath(path) for path in paths)
+    with d3d.load(target, drafter, device="cpu", dtype="float32") as loaded:
+        monkeypatch.chdir(tmp_path)
+        assert loaded.parts.drafter_path is not None
+        stored = StoredDrafter(loaded.target.path, loaded.parts.drafter_path, "float32")
+        assert stored().most_together > 1
+
+
 def test_a_drafter_without_files_can_not_go_to_a_process(model: Model) -> None:
     with pytest.raises(InvalidRequest, match="loaded from a checkpoint"):
         Model(replace(model.parts, drafter_path=None, workers={})).stream(
