@@ -29,7 +29,7 @@ from d3d.model.int8 import precision
 from d3d.request_options import RequestOptions as RequestOptions
 from d3d.request_options import SpeculationOptions as SpeculationOptions
 from d3d.request_options import check_many, check_prompt, sampling_params, split_options
-from d3d.results import GenerationResult, Recorder, Settings, StreamChunk
+from d3d.results import GenerationResult, Recorder, StreamChunk, settings_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -234,7 +234,8 @@ class Model:
     def _add(
         self, stepper: Stepper, config: MethodConfig, request: Request, thinking: bool | None
     ) -> Handle:
-        settings = self._settings(config, stepper.engine, request, thinking)
+        drafter = stepper.engine.drafter
+        settings = settings_of(config, drafter, request, thinking, self.quantize)
         handle = Handle(request, Recorder(request.prompt_length, settings), stepper)
         stepper.add(handle)
         return handle
@@ -393,20 +394,4 @@ class Model:
             params,
             eos_token_ids=self.target.eos_token_ids,
             tokenizer=self.tokenizer,
-        )
-
-    def _settings(
-        self, config: MethodConfig, engine: Engine, request: Request, thinking: bool | None
-    ) -> Settings:
-        """Settings of a request, for its result."""
-        return Settings(
-            config.method,
-            engine.drafter.max_draft_length,
-            getattr(config, "num_denoise_steps", None) or 1,
-            None if request.params.greedy else request.seed,
-            thinking,
-            self.quantize,
-            engine.drafter.report,
-            looks_up=bool(getattr(config, "lookup", None)) or config.method == "ngram",
-            may_pause=bool(getattr(config, "least_kept", None)),
         )

@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from d3d.engine import metrics
+from d3d.engine.drafter import Drafter
+from d3d.engine.request import Request
 from d3d.engine.round import FinishReason, Round, TokenLogprob
 from d3d.methods.auto.chooser import AutoReport
+from d3d.methods.base import MethodConfig
 
 HOPELESS_ROUNDS = 32
 """After this many drafted rounds without one kept token, warn about the drafter."""
@@ -165,6 +168,27 @@ class Settings:
     """Called at the end for auto mode's choices."""
     looks_up: bool = False
     may_pause: bool = False
+
+
+def settings_of(
+    config: MethodConfig,
+    drafter: Drafter,
+    request: Request,
+    thinking: bool | None,
+    quantize: str | None,
+) -> Settings:
+    """Settings of a request, for its result."""
+    return Settings(
+        config.method,
+        drafter.max_draft_length,
+        getattr(config, "num_denoise_steps", None) or 1,
+        None if request.params.greedy else request.seed,
+        thinking,
+        quantize,
+        drafter.report,
+        looks_up=bool(getattr(config, "lookup", None)) or config.method == "ngram",
+        may_pause=bool(getattr(config, "least_kept", None)),
+    )
 
 
 @dataclass
