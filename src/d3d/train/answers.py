@@ -16,9 +16,10 @@ from d3d.engine.engine import Engine
 from d3d.engine.request import Request, new_request
 from d3d.engine.sampling import SamplingParams, sample_match
 from d3d.errors import InvalidRequest
-from d3d.hub.chat import encode_chat, heeds_thinking
 from d3d.hub.open_model import OpenModel
 from d3d.target.native import NativeTarget
+from d3d.text.answers import decode_answer
+from d3d.text.prompts import encode_chat, heeds_thinking
 from d3d.train.corpus import Sample, answer_key
 from d3d.train.corpus_writer import AnswerEnds, CorpusWriter, hold_corpus, writer_identity
 from d3d.train.evaluation_sets import SETS
@@ -146,10 +147,10 @@ class Answering:
         prompt = turn.prompt
         if not prompt.later:
             return []
-        answer = self.model.tokenizer.decode(answer_ids, skip_special_tokens=True)
+        answer = decode_answer(self.model.tokenizer, answer_ids)
         messages = (
             *prompt.messages,
-            {"role": "assistant", "content": str(answer)},
+            {"role": "assistant", "content": answer},
             {"role": "user", "content": prompt.later[0]},
         )
         try:
@@ -283,6 +284,7 @@ class CorpusRun:
                 {"reason": reason, "rows": rows, "first": first[reason]}
                 for reason, rows in self.left_out.counts.items()
             ],
+            "fields_not_read": self.left_out.fields,
             "exclude": list(plan.exclude),
             "options": asdict(plan.prompt_options) | asdict(plan.answers),
             "evaluation_sets": {

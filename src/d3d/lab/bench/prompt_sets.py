@@ -111,7 +111,7 @@ def _turns(row: dict[str, Any], place: int) -> SetRow:
 
 
 def _own(row: dict[str, Any], place: int) -> SetRow:
-    messages, later = read_conversation(row)
+    messages, later, _ = read_conversation(row)
     return SetRow(str(row.get("id") or row.get("prompt_id") or place), messages, later)
 
 
