@@ -23,7 +23,7 @@ from d3d.text.prompts import encode_chat, heeds_thinking
 from d3d.train.corpus import Sample, answer_key
 from d3d.train.corpus_writer import AnswerEnds, CorpusWriter, hold_corpus, writer_identity
 from d3d.train.evaluation_sets import SETS
-from d3d.train.prompts import LeftOut, PromptOptions, TrainingPrompt, draw_prompts
+from d3d.train.prompts import NO_ROOM, LeftOut, PromptOptions, TrainingPrompt, draw_prompts
 from d3d.train.top_logits import TopLogits, TopLogitsRecorder
 
 
@@ -91,10 +91,7 @@ class Answering:
                     following += self._next(turn, answer)
                     settled += 1
                 elif len(turn.prompt.token_ids) >= self.model.config.max_length:
-                    self.left_out.add(
-                        "a prompt that leaves no room for an answer in the target's context",
-                        turn.prompt.where,
-                    )
+                    self.left_out.add(NO_ROOM, turn.prompt.where)
                     settled += 1 + len(turn.prompt.later)
                 else:
                     todo.append(turn)

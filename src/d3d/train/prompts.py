@@ -20,6 +20,8 @@ from d3d.train.prompt_rows import Conversation, Message, PromptRows, read_conver
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+NO_ROOM = "a prompt that leaves no room for an answer in the target's context"
+"""Reason to leave a prompt out."""
 OnEvaluationPrompt = Literal["refuse", "skip", "allow"]
 Located = tuple[str, Conversation]
 """File and line (for messages), and the conversation there."""

@@ -368,7 +368,7 @@ def test_recorded_traffic_with_text_will_do(
         d3d("generate", "--prompt", text, *given, "--record-text")
     outcome = tune("--trials", 2, "--mode", "serial", source=log)
     assert outcome.code == 0, outcome.err
-    assert "left out 1 requests without text" in outcome.err
+    assert "left out 1 rows: a request without text" in outcome.err
     assert read_preset(tmp_path / "tuned" / PRESET).tuned.num_prompts == 4  # type: ignore[union-attr]
 
 
