@@ -111,6 +111,11 @@ def encode_chat(
     except InvalidRequest:
         raise
     except Exception as error:  # jinja's errors and the template's own
+        if continues and isinstance(error, ValueError):
+            raise InvalidRequest(
+                "the chat template does not show the assistant's last words as they are, so they "
+                "can't be continued; leave them out"
+            ) from error
         raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
 
 
