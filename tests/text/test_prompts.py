@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import load_tokenizer
-from d3d.text import control
 from d3d.text.answers import Detokenizer, decode_answer
 from d3d.text.control import ControlCoder
 from d3d.text.prompts import encode_chat, encode_prompt
@@ -222,7 +223,10 @@ def test_the_tokenizer_is_not_changed() -> None:
     encode_prompt(tokenizer, f"a{END}b")
     assert tokenizer.backend_tokenizer.to_str() == before
     assert tokenizer.encode(END) == [tokenizer.convert_tokens_to_ids(END)]
-    assert tokenizer in control._coders
+    kept = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert kept() is None, "what was prepared for a tokenizer goes with it"
 
 
 @pytest.mark.real_model

@@ -10,7 +10,7 @@ import copy
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from d3d.errors import InvalidRequest
@@ -46,6 +46,13 @@ def _unused(text: str) -> str:
     return next(mark for mark in map(chr, MARKERS) if mark not in text)
 
 
+class _Reader(NamedTuple):
+    """A tokenizer that reads control tokens as text, and a name by which it reads each as such."""
+
+    backend: Any
+    stand_ins: dict[str, str]
+
+
 class ControlCoder:
     """Finds a tokenizer's control tokens in text, and encodes text around them."""
 
@@ -61,8 +68,10 @@ class ControlCoder:
         self._longest = max(map(len, self.tokens), default=0)
         self._beginnings = {token[:cut] for token in self.tokens for cut in range(2, len(token))}
         self._ends = {token[cut:] for token in self.tokens for cut in range(1, len(token) - 1)}
-        self._tokenizer = tokenizer
-        self._stand_ins: dict[str, str] | None = None
+        self._added = tokenizer.added_tokens_decoder
+        self._unknown_id = tokenizer.unk_token_id
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._reader: _Reader | None = None
 
     def places(self, text: str, marker: str = "") -> list[tuple[int, int]]:
         """Start and end of each control token that no marker breaks."""
@@ -102,7 +111,9 @@ class ControlCoder:
 
     def encode(self, marked: str, marker: str) -> list[int]:
         """Token ids of a text, whose broken control tokens are text. Raises InvalidRequest."""
-        backend, stand_ins = self._backend()
+        if self._reader is None:
+            self._reader = self._made_reader()
+        backend, stand_ins = self._reader
         pieces, end = [], 0
         for start, stop in self.places(marked, marker):
             pieces += [marked[end:start], stand_ins[marked[start:stop]]]
@@ -113,42 +124,36 @@ class ControlCoder:
         written = {
             backend.token_to_id(name): self.tokens[token] for token, name in stand_ins.items()
         }
-        forged = set(ids) - {self._tokenizer.unk_token_id}  # text may hold what it does not know
+        forged = set(ids) - {self._unknown_id}  # text may hold what it does not know
         for token, token_id in self.tokens.items():
             if token_id in forged:
                 raise self._refusal(token)
         return [written.get(token_id, token_id) for token_id in ids]
 
-    def _backend(self) -> tuple[Any, dict[str, str]]:
-        """A tokenizer that reads control tokens as text, and a name by which it reads each."""
-        if self._stand_ins is None:
-            from tokenizers import AddedToken
+    def _made_reader(self) -> _Reader:
+        if self._backend is None:
+            raise self._refusal(next(iter(self.tokens)))
+        from tokenizers import AddedToken
 
-            backend = getattr(self._tokenizer, "backend_tokenizer", None)
-            if backend is None:
-                raise self._refusal(next(iter(self.tokens)))
-            self._reader = copy.deepcopy(backend)
-            self._reader.no_truncation()
-            self._reader.no_padding()
-            self._reader.add_special_tokens(list(self.tokens))
-            self._reader.encode_special_tokens = True
-            added = self._tokenizer.added_tokens_decoder
-            nonce = secrets.token_hex(8)  # no message can spell it
-            self._stand_ins = {
-                token: f"<{nonce} {number}>" for token, number in self.tokens.items()
-            }
-            self._reader.add_tokens(
-                [
-                    AddedToken(
-                        name,
-                        lstrip=added[self.tokens[token]].lstrip,
-                        rstrip=added[self.tokens[token]].rstrip,
-                        normalized=False,
-                    )
-                    for token, name in self._stand_ins.items()
-                ]
-            )
-        return self._reader, self._stand_ins
+        nonce = secrets.token_hex(8)  # no message can spell it
+        names = {token: f"<{nonce} {token_id}>" for token, token_id in self.tokens.items()}
+        backend = copy.deepcopy(self._backend)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.add_special_tokens(list(self.tokens))
+        backend.encode_special_tokens = True
+        backend.add_tokens(
+            [
+                AddedToken(
+                    name,
+                    lstrip=self._added[self.tokens[token]].lstrip,
+                    rstrip=self._added[self.tokens[token]].rstrip,
+                    normalized=False,
+                )
+                for token, name in names.items()
+            ]
+        )
+        return _Reader(backend, names)
 
     def _refusal(self, token: str) -> InvalidRequest:
         return InvalidRequest(
