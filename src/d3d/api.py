@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
@@ -21,21 +21,21 @@ from d3d.engine.round import TokenLogprob
 from d3d.engine.score import score
 from d3d.errors import InvalidRequest
 from d3d.handle import Handle, Stepper, Turn
-from d3d.hub.chat import encode_chat
 from d3d.hub.open_model import OpenModel, TargetModel
 from d3d.methods.base import Built, MethodConfig, Parts
 from d3d.model.drafter import DrafterModel
 from d3d.model.int8 import precision
 from d3d.request_options import RequestOptions as RequestOptions
 from d3d.request_options import SpeculationOptions as SpeculationOptions
-from d3d.request_options import check_many, check_prompt, sampling_params, split_options
+from d3d.request_options import check_many, sampling_params, split_options
 from d3d.results import GenerationResult, Recorder, StreamChunk, settings_of
+from d3d.text.prompts import Messages as Messages
+from d3d.text.prompts import Prompt as Prompt
+from d3d.text.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Messages = list[dict[str, str]]
-Prompt = str | Messages | list[int]
 ENGINES = ("native", "transformers")
 
 DEFAULT_BATCH = 8
@@ -349,39 +349,8 @@ class Model:
     def encode(
         self, prompt: Prompt, *, raw: bool = False, thinking: bool | None = None
     ) -> list[int]:
-        """Encode a prompt: a user's turn or a conversation (both through the chat template), plain
-        text (`raw`), or ids.
-
-        Raises InvalidRequest for an empty prompt, and for `raw` or `thinking` if they do not
-        apply."""
-        if isinstance(prompt, str):
-            check_prompt(prompt, raw=raw)
-        elif not isinstance(prompt, list):
-            raise InvalidRequest(
-                "prompt: give text, a list of messages or a list of token ids, "
-                f"not {type(prompt).__name__}"
-            )
-        elif raw:
-            raise InvalidRequest(
-                "raw: it is for text; messages go through the chat template, and token ids are "
-                "taken as they are"
-            )
-        if isinstance(prompt, str) and not raw:
-            prompt = [{"role": "user", "content": prompt}]
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            return encode_chat(self.tokenizer, prompt, thinking=thinking)
-        if thinking is not None:
-            raise InvalidRequest(
-                "thinking: it is a switch of the chat template, which this prompt does not go "
-                "through"
-            )
-        if isinstance(prompt, str):
-            return list(self.tokenizer.encode(prompt))
-        if any(isinstance(each, bool) or not isinstance(each, int) for each in prompt):
-            raise InvalidRequest(
-                "prompt: a list holds messages (role and content) or token ids, nothing else"
-            )
-        return list(cast("list[int]", prompt))
+        """Token ids of a prompt. Raises InvalidRequest as `d3d.text.prompts.encode_prompt` does."""
+        return encode_prompt(self.tokenizer, prompt, raw=raw, thinking=thinking)
 
     def _request(
         self, prompt: Prompt, sampling: Mapping[str, Any], options: RequestOptions

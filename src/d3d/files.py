@@ -352,7 +352,7 @@ class Journal:
             return
         number = 0
         try:
-            with self.path.open(encoding="utf-8", newline="\n") as file:
+            with self.path.open(encoding="utf-8-sig", newline="\n") as file:
                 for number, line in enumerate(file, 1):
                     if not line.endswith("\n"):
                         self._tell_torn()

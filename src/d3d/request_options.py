@@ -61,7 +61,7 @@ class RequestOptions(SamplingOptions, SpeculationOptions, total=False):
     """Options of a request."""
 
     raw: bool
-    """Use the text as is, without the chat template."""
+    """Use the text as is, without the chat template; it may spell control tokens."""
     thinking: bool | None
     """Passed to the chat template as `enable_thinking`."""
 
@@ -96,18 +96,6 @@ def check_many(prompts: object, per_prompt: Sequence[object] | None, max_batch: 
         )
     if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
         raise InvalidRequest(f"max_batch: {max_batch!r} is not a whole number of 1 or more")
-
-
-def check_prompt(prompt: str, *, raw: bool = False) -> None:
-    """Raise InvalidRequest for text that can't be a prompt: empty, or not Unicode."""
-    if not (prompt if raw else prompt.strip()):
-        raise InvalidRequest("prompt: it is empty; give some text")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"prompt: it is not valid Unicode text at character {error.start}; give it as UTF-8"
-        ) from error
 
 
 def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from d3d.engine.text import Detokenizer, StopStringFilter
+from d3d.text.answers import Detokenizer, StopStringFilter
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:

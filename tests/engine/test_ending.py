@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from d3d.engine.drafter import Draft, Target
-from d3d.engine.request import Request
-from d3d.engine.sampling import LogitRows
+from d3d.engine.request import Request, new_request
+from d3d.engine.sampling import LogitRows, SamplingParams
 from d3d.errors import InvalidRequest
 from d3d.target.native import NativeTarget
 from support.doubles import Double, always_wrong, noisy, oracle, scripted
@@ -286,3 +286,15 @@ def test_stop_strings_split_over_blocks(
         assert_same(drafted, plain)
         assert [entry.token_id for entry in drafted.logprobs] == drafted.ids
         assert whole.startswith(drafted.text + stop)
+
+
+def test_min_tokens_are_refused_if_every_token_ends_the_answer(target: NativeTarget) -> None:
+    every = tuple(range(1, target.vocab_size))
+    params = SamplingParams(min_tokens=2, stop_token_ids=every)
+    with pytest.raises(InvalidRequest, match=r"min_tokens: .* every token ends it"):
+        new_request(target, [1], params, eos_token_ids=frozenset({0}))
+    for allowed in (
+        params.model_copy(update={"min_tokens": 0}),
+        params.model_copy(update={"ignore_eos": True}),
+    ):
+        new_request(target, [1], allowed, eos_token_ids=frozenset({0}))

@@ -217,3 +217,44 @@ def test_a_character_cut_by_the_limit_is_shown_as_decoding_shows_it(
         "length",
         text,
     )
+
+
+@pytest.mark.parametrize("size", BLOCKS)
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        ("<eos>", "hello"),
+        ("<pad>", "hello"),
+        ("lo<eos>", "hel"),
+        ("lo<pad>", "hel"),
+        ("<pad> w", "hello"),
+        ("o<p", "hell"),
+        ("lo w", "hel"),
+    ],
+)
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_a_stop_string_may_hold_special_tokens(
+    byte_tokenizer: PreTrainedTokenizerFast, stop: str, shown: str, size: int, ignore_eos: bool
+) -> None:
+    before, special, after = map(byte_tokenizer.encode, ("hello", "<eos>", " world"))
+    if "<eos>" not in stop:
+        special = byte_tokenizer.encode("<pad>")
+    ids, text = [*before, *special, *after, *after], ""
+    for length in range(len(before), len(ids)):
+        rendered = byte_tokenizer.decode(ids[:length])
+        visible = byte_tokenizer.decode(ids[:length], skip_special_tokens=True)
+        if stop in rendered or stop in visible:
+            ids, text = ids[:length], shown
+            break
+    params = SamplingParams(stop=(stop,), ignore_eos=ignore_eos)
+    assert text
+    assert run(scanner(params, byte_tokenizer), ids + after, size) == (ids, "stop", text)
+
+
+def test_a_special_token_before_the_fewest_tokens_stops_nothing(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    ids = byte_tokenizer.encode("he<pad>llo<pad>")
+    params = SamplingParams(stop=("<pad>",), min_tokens=len(byte_tokenizer.encode("he<pad>l")))
+    committed, reason, text = run(scanner(params, byte_tokenizer), [*ids, *ids], 3)
+    assert (committed, reason, text) == (ids, "stop", "hello")

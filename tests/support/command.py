@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 def d3d(*arguments: object, stdin: str | bytes = "") -> Outcome:
     content = stdin.encode() if isinstance(stdin, str) else stdin
-    given = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+    given = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="\n")
     out, err = io.StringIO(newline=""), io.StringIO()
     code: object = 0
     with (

@@ -355,3 +355,10 @@ def test_logits_that_a_killed_writer_left_without_answers_harm_nobody(
     for logits, expected in zip(found, (top(3, 0), top(2, 2)), strict=True):
         assert logits is not None
         assert torch.equal(logits.ids, expected.ids)
+
+
+def test_a_byte_order_mark_before_a_corpus_is_no_part_of_it(corpus: Path, base: OpenModel) -> None:
+    fingerprint = tokenizer_fingerprint(base.tokenizer)
+    before = read_corpus(corpus, fingerprint)
+    corpus.write_bytes(b"\xef\xbb\xbf" + corpus.read_bytes())
+    assert read_corpus(corpus, fingerprint) == before

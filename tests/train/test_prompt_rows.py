@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from d3d.errors import InvalidRequest, MissingExtra
-from d3d.train.prompt_rows import read_rows
+from d3d.train.prompt_rows import read_conversation, read_rows
 
+SYSTEM = {"role": "system", "content": "Be kind."}
 ROWS = [{"prompt": "a\u2028b"}, {"prompt": "c"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 
@@ -179,3 +180,74 @@ def test_a_data_set_that_cannot_be_had_is_one_line(
         InvalidRequest, match=r"org/set: the data set can't be read \(ConnectionError: no network\)"
     ):
         read_rows("org/set")
+
+
+@pytest.mark.parametrize("name", ["set.jsonl", "set.json", "set.jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_the_text(name: str, tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbf" + (
+        json.dumps(ROWS).encode() if name == "set.json" else LINES.replace("\n", "\r\n").encode()
+    )
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert [row for _, row in read_rows(str(tmp_path / name)).rows] == ROWS
+
+
+def test_utf_16_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_bytes(LINES.encode("utf-16"))
+    with pytest.raises(InvalidRequest, match="save it as UTF-8"):
+        read_rows(str(tmp_path / "set.jsonl"))
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("row", "messages", "not_read"),
+    [
+        ({"instruction": "Translate.", "input": " the cat\n"}, [user("Translate.\n\nthe cat")], ()),
+        ({"instruction": "Sum up.", "context": "A text.", "response": "x"}, None, ()),
+        (
+            {"question": "Who?", "context": "A text.", "input": "B"},
+            [user("Who?\n\nB\n\nA text.")],
+            (),
+        ),
+        ({"prompt": "Hi.", "system": "Be kind."}, [SYSTEM, user("Hi.")], ()),
+        ({"question": "Hi.", "system_prompt": "Be kind."}, [SYSTEM, user("Hi.")], ()),
+        (
+            {"conversations": [{"from": "human", "value": "a"}], "system": "Be kind."},
+            [SYSTEM, user("a")],
+            (),
+        ),
+        ({"messages": [SYSTEM, user("a")], "system": "other"}, [SYSTEM, user("a")], ("system",)),
+        ({"messages": [user("a")], "prompt": "b", "input": "c"}, [user("a")], ("prompt", "input")),
+        (
+            {"prompt": "a", "question": "b", "history": [["c", "d"]]},
+            [user("a")],
+            ("question", "history"),
+        ),
+        ({"prompt": "a", "context": {"x": ["y"]}, "input": "", "n": 3}, [user("a")], ("context",)),
+        ({"prompt": "a", "id": "1", "answer": "b", "output": "c"}, [user("a")], ()),
+    ],
+    ids=str,
+)
+def test_fields_join_the_prompt_or_are_told(
+    row: dict[str, Any], messages: list[dict[str, str]] | None, not_read: tuple[str, ...]
+) -> None:
+    found = read_conversation(row)
+    assert found.messages == (messages or [user("Sum up.\n\nA text.")])
+    assert found.not_read == not_read
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "x \ud800"},
+        {"turns": ["a", "\udfff"]},
+        {"prompt": "a", "system": "\ud800"},
+        {"messages": [{"role": "user\ud800", "content": "b"}, user("a")]},
+    ],
+    ids=ascii,
+)
+def test_half_a_surrogate_pair_is_no_text(row: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        read_conversation(row)

@@ -32,6 +32,7 @@ from d3d.cli.timeline import timeline
 from d3d.cli.train import train
 from d3d.cli.tune import tune
 from d3d.errors import D3DError
+from d3d.text.streams import prepare_standard_streams
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -94,6 +95,7 @@ app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 def main() -> None:
     """Entry point. Exit codes: 0 done; 2 for an error that the user can fix (one line on standard
     error); 130 after Ctrl-C; 1 if the reader of standard output has gone."""
+    prepare_standard_streams()
     try:
         code = app(prog_name="d3d", standalone_mode=False)
         sys.stdout.flush()

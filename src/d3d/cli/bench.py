@@ -322,7 +322,7 @@ def _measure(
     plan: BenchPlan, model: Model, methods: Sequence[str], options: MethodOptions
 ) -> list[Row]:
     """Run a plan, new or resumed, with progress on standard error; return all rows of the run."""
-    from d3d.cli.console import meter
+    from d3d.cli.console import meter, note
     from d3d.lab.bench.harness import Benchmark
     from d3d.lab.bench.methods import make_methods
 
@@ -330,7 +330,11 @@ def _measure(
     try:
         benchmark = Benchmark(plan, model, made)
         with meter(benchmark.total) as progress:
-            return benchmark.run(progress.show)
+            rows = benchmark.run(progress.show)
+        for left_out in (*(each.left_out for each in plan.sets), benchmark.left_out):
+            for line in left_out.lines():
+                note(line, "yellow")
+        return rows
     finally:
         for method in made:
             method.close()

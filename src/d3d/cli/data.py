@@ -23,7 +23,8 @@ def data(
         typer.Option(
             help="Prompts: JSON lines (.gz too), .json, .parquet, a directory, or a data set "
             "ORG/NAME[:CONFIG][:SPLIT]; their rows hold messages, conversations, turns, prompt, "
-            "question, problem, instruction or text. May be repeated."
+            "question, problem, instruction or text, and input, context and system beside these. "
+            "May be repeated."
         ),
     ],
     exclude: Annotated[

@@ -28,7 +28,8 @@ def generate(
         bool,
         typer.Option(
             "--raw",
-            help="Take the prompt as it is, without the chat template.",
+            help="Take the prompt as it is, without the chat template; it may spell control "
+            "tokens.",
             rich_help_panel="Sampling",
         ),
     ] = False,

@@ -51,8 +51,9 @@ def show_dry_run(
 
 def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
     """Read the prompt from the argument or --prompt; `-` reads standard input, without its last
-    newline. Raises InvalidRequest if it is missing, empty or given twice."""
-    from d3d.request_options import check_prompt
+    line end. Raises InvalidRequest if it is missing, empty or given twice."""
+    from d3d.text.prompts import check_prompt
+    from d3d.text.streams import without_line_end
 
     if prompt is not None and option is not None and prompt != option:
         raise InvalidRequest("PROMPT and --prompt are both given; give one of them")
@@ -63,7 +64,7 @@ def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
         )
     if text == "-":
         try:
-            text = sys.stdin.read().removesuffix("\n")
+            text = without_line_end(sys.stdin.read())
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
     check_prompt(text, raw=raw)
@@ -133,7 +134,7 @@ def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
 
 def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:
     """Warning about a switch that this model's chat template does not have."""
-    from d3d.hub.chat import heeds_thinking
+    from d3d.text.prompts import heeds_thinking
 
     if thinking is None or heeds_thinking(model.tokenizer):
         return None

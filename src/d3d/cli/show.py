@@ -56,7 +56,7 @@ class Painter:
     belongs to the token that completes it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        from d3d.engine.text import Detokenizer
+        from d3d.text.answers import Detokenizer
 
         self._detokenizer = Detokenizer(tokenizer)
         self._waiting: list[tuple[str, bool]] = []

@@ -44,7 +44,7 @@ class SamplingParams(BaseModel):
     )
     max_tokens: int = Field(default=256, ge=1, description="longest answer in tokens")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="strings that end the answer"
+        default=(), description="strings that end the answer; they may spell special tokens"
     )
     stop_token_ids: tuple[int, ...] = Field(default=(), description="token ids that end the answer")
     ignore_eos: bool = Field(default=False, description="go on past the model's own end tokens")

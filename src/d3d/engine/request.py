@@ -134,6 +134,12 @@ def new_request(
                 f"(0 to {target.vocab_size - 1})"
             )
     validate_params(params, target.vocab_size)
+    ends = frozenset() if params.ignore_eos else eos_token_ids
+    if params.min_tokens and len(ends.union(params.stop_token_ids)) >= target.vocab_size:
+        raise InvalidRequest(
+            f"min_tokens: {params.min_tokens} tokens can't come before the first that ends the "
+            "answer, since every token ends it; give fewer stop_token_ids"
+        )
     request = Request(
         prompt_ids,
         params,

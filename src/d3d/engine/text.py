@@ -1,9 +1,6 @@
-"""Detokenization and stops.
+"""Ends of answers.
 
-Text only grows and never shows half a character. A token's text can depend on its neighbours (bytes
-of one character, the space that SentencePiece drops at the start), so tokens are decoded together
-with a few before them, and only new text is returned. Stops are checked token by token, so an
-answer ends exactly as in plain decoding."""
+Stops are checked token by token, so an answer ends exactly as in plain decoding."""
 
 from __future__ import annotations
 
@@ -12,132 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from d3d.engine.round import FinishReason
 from d3d.engine.sampling import SamplingParams, Verdict
 from d3d.errors import InvalidRequest
+from d3d.text.answers import Detokenizer, StopStringFilter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-_REPLACEMENT = "\ufffd"
-_MAX_HELD = 4
-"""Tokens after which incomplete bytes can no longer form a character: UTF-8 takes at most four."""
-_KEPT, _FULL, _OVERFULL = 8, 16, 32
-"""Every _FULL tokens the window is shortened to _KEPT or slightly more if the cut is clean; from
-_OVERFULL on, in any case."""
-
-
-class Detokenizer:
-    """Incremental `tokenizer.decode(ids, skip_special_tokens=True,
-    clean_up_tokenization_spaces=False)`.
-
-    The pieces, joined, are the decoded whole, with one exception: tokenizers with byte-fallback
-    tokens (Llama 2) turn a whole run of bytes into replacement characters once one byte is wrong;
-    characters already returned stay."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = {
-            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
-        }
-        self._window: list[int] = []
-        self._text = ""
-        self._num_shown = 0
-        self._num_held = 0
-        self._settled_length = 0
-
-    def push(self, token_id: int) -> str:
-        """Text completed by this token, possibly empty."""
-        if token_id in self._skipped:
-            return ""
-        self._window.append(token_id)
-        text = self._decode(self._window)
-        if self._settled_length and not text.startswith(self._text[: self._num_shown]):
-            # A byte-fallback run that has become invalid, perhaps for a moment: only its end is
-            # new.
-            self._window = self._window[self._settled_length :]
-            self._num_shown = self._settled_length = 0
-            text = self._decode(self._window)
-        self._text = text
-        self._num_held = self._num_held + 1 if text.endswith(_REPLACEMENT) else 0
-        settled = text[:-1] if self._num_held > _MAX_HELD else text.rstrip(_REPLACEMENT)
-        piece = text[self._num_shown : len(settled)]
-        self._num_shown = max(self._num_shown, len(settled))
-        if self._num_shown == len(text):
-            self._settled_length = len(self._window)
-        if len(self._window) % _FULL == 0:
-            self._shorten()
-        return piece
-
-    def finish(self) -> str:
-        """Text held back so far, half characters as U+FFFD."""
-        piece = self._text[self._num_shown :]
-        self._num_shown = len(self._text)
-        return piece
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return str(
-            self._tokenizer.decode(
-                token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
-
-    def _shorten(self) -> None:
-        """Drop the front of the window. Unshown text is counted from the end, so a front that
-        decodes differently is harmless: UTF-8 resynchronises within three bytes."""
-        waiting = self._text[self._num_shown :]
-        overfull = len(self._window) >= _OVERFULL
-        for start in range(len(self._window) - _KEPT, 0, -1):
-            text = self._decode(self._window[start:])
-            clean = self._text.endswith(text) or overfull
-            if clean and text.endswith(waiting) and len(text) > len(waiting):
-                self._window = self._window[start:]
-                self._text, self._num_shown = text, len(text) - len(waiting)
-                self._settled_length = max(0, self._settled_length - start)
-                return
-
-
-class StopStringFilter:
-    """Passes text on up to the first stop string, holding back possible beginnings of one.
-
-    The stop string that is complete first counts, so the result does not depend on how the text is
-    cut into pieces."""
-
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
-        self._stop = stop
-        self._held = ""
-        self.stopped = False
-
-    def push(self, piece: str, *, honour: bool = True) -> str:
-        """Text that may be shown. With `honour` False, a stop string completed by this piece is
-        ordinary text."""
-        text = self._held + piece
-        if honour and (end := self._first_stop(text)) is not None:
-            self.stopped, self._held = True, ""
-            return text[:end]
-        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
-        cut = len(text) - num_held
-        self._held = text[cut:]
-        return text[:cut]
-
-    def finish(self) -> str:
-        """Text held back so far."""
-        held, self._held = self._held, ""
-        return held
-
-    def _first_stop(self, text: str) -> int | None:
-        """Start of the stop string that ends first; text before the last push has been checked."""
-        ends = []
-        for stop in self._stop:
-            start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
-            if start >= 0:
-                ends.append((start + len(stop), start))
-        return min(ends)[1] if ends else None
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that ends `text`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 class Scan(NamedTuple):
@@ -157,7 +32,8 @@ class StopScanner:
     An answer ends with an EOS (unless `ignore_eos`), a token of `stop_token_ids`, the token that
     completes a stop string (once the answer has `min_tokens` tokens), `max_tokens`, or a full
     context (`max_length`); if two coincide, "stop" wins over "length". The ids include the last
-    token; the text excludes an EOS, a stop token, a stop string and anything after it."""
+    token; the text excludes special tokens, a stop token, a stop string and anything after it. A
+    stop string may hold special tokens, which are spelled out for it."""
 
     def __init__(
         self,
@@ -205,21 +81,28 @@ class StopScanner:
 
     def _take(self, token_id: int, texts: list[str]) -> FinishReason | None:
         self._num_tokens += 1
+        texts.append(self._text(token_id))
+        if self._filter.stopped:
+            return "stop"
         if token_id in self._end_ids:
             texts.append(self._rest())
             return "stop"
-        if self._detokenizer is not None:
-            texts.append(
-                self._filter.push(
-                    self._detokenizer.push(token_id), honour=self._num_tokens >= self._min_tokens
-                )
-            )
-            if self._filter.stopped:
-                return "stop"
         if self._num_tokens >= self.limit:
             texts.append(self._rest())
             return "length"
         return None
+
+    def _text(self, token_id: int) -> str:
+        """Text that this token completes."""
+        if self._detokenizer is None:
+            return ""
+        honour = self._num_tokens >= self._min_tokens
+        special = self._detokenizer.special.get(token_id)
+        if special is not None:
+            return self._filter.push(special, honour=honour, special=True)
+        if token_id in self._end_ids:
+            return ""
+        return self._filter.push(self._detokenizer.push(token_id), honour=honour)
 
     def _rest(self) -> str:
         if self._detokenizer is None:

@@ -194,19 +194,18 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def eos_token_ids(
     path: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
-    """Token ids that end an answer: those of generation_config.json and of the config, or if these
-    name none, the tokenizer's; may be empty."""
+    """Token ids that end an answer, as in transformers: those of generation_config.json. If it
+    names none, those of the config; else the tokenizer's. May be empty."""
     generation = path / "generation_config.json"
-    values = [
-        getattr(config, "eos_token_id", None),
+    for value in (
         _read_json(generation).get("eos_token_id") if generation.is_file() else None,
-    ]
-    ids: set[int] = set()
-    for value in values:
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    if not ids and tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    return frozenset(ids)
+        getattr(config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if ids:
+            return frozenset(ids)
+    return frozenset()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -16,13 +16,14 @@ from d3d.engine.engine import Engine
 from d3d.engine.request import Request, new_request
 from d3d.engine.sampling import SamplingParams, sample_match
 from d3d.errors import InvalidRequest
-from d3d.hub.chat import encode_chat, heeds_thinking
 from d3d.hub.open_model import OpenModel
 from d3d.target.native import NativeTarget
+from d3d.text.answers import decode_answer
+from d3d.text.prompts import encode_chat, heeds_thinking
 from d3d.train.corpus import Sample, answer_key
 from d3d.train.corpus_writer import AnswerEnds, CorpusWriter, hold_corpus, writer_identity
 from d3d.train.evaluation_sets import SETS
-from d3d.train.prompts import LeftOut, PromptOptions, TrainingPrompt, draw_prompts
+from d3d.train.prompts import NO_ROOM, LeftOut, PromptOptions, TrainingPrompt, draw_prompts
 from d3d.train.top_logits import TopLogits, TopLogitsRecorder
 
 
@@ -90,10 +91,7 @@ class Answering:
                     following += self._next(turn, answer)
                     settled += 1
                 elif len(turn.prompt.token_ids) >= self.model.config.max_length:
-                    self.left_out.add(
-                        "a prompt that leaves no room for an answer in the target's context",
-                        turn.prompt.where,
-                    )
+                    self.left_out.add(NO_ROOM, turn.prompt.where)
                     settled += 1 + len(turn.prompt.later)
                 else:
                     todo.append(turn)
@@ -146,10 +144,10 @@ class Answering:
         prompt = turn.prompt
         if not prompt.later:
             return []
-        answer = self.model.tokenizer.decode(answer_ids, skip_special_tokens=True)
+        answer = decode_answer(self.model.tokenizer, answer_ids)
         messages = (
             *prompt.messages,
-            {"role": "assistant", "content": str(answer)},
+            {"role": "assistant", "content": answer},
             {"role": "user", "content": prompt.later[0]},
         )
         try:
@@ -283,6 +281,7 @@ class CorpusRun:
                 {"reason": reason, "rows": rows, "first": first[reason]}
                 for reason, rows in self.left_out.counts.items()
             ],
+            "fields_not_read": self.left_out.fields,
             "exclude": list(plan.exclude),
             "options": asdict(plan.prompt_options) | asdict(plan.answers),
             "evaluation_sets": {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest, MissingExtra
+from d3d.text.prompts import check_unicode
 from d3d.train.evaluation_sets import without_formats, words
 
 HUB_NAME = re.compile(
@@ -30,6 +31,19 @@ EXTRA = "pip install 'd3d-decoding[data]'"
 TEXT_FIELDS = ("prompt", "question", "problem", "instruction", "text")
 """Fields that hold a user's turn, in the order of the search, after `messages`, `conversations` and
 `turns`."""
+
+JOINED_FIELDS = ("input", "context")
+"""Fields that belong to such a turn, in the order in which they follow its text."""
+
+SYSTEM_FIELDS = ("system", "system_prompt")
+"""Fields that hold the system message of a row, unless its messages begin with one."""
+
+NOT_ASKED = frozenset(
+    ("id", "prompt_id", "question_id", "task_id", "unique_id")
+    + ("answer", "answers", "chosen", "completion", "output", "outputs")
+    + ("rejected", "response", "responses", "solution")
+)
+"""Fields that no prompt needs: answers, and names of rows."""
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -55,6 +69,8 @@ class Conversation(NamedTuple):
 
     messages: list[Message]
     later: tuple[str, ...] = ()
+    not_read: tuple[str, ...] = ()
+    """Fields of its row that hold text and were not read."""
 
     @property
     def user_texts(self) -> list[str]:
@@ -97,7 +113,7 @@ def _json_file(spec: str, path: Path) -> PromptRows:
     packed = path.suffix == ".gz"
     try:
         stored = path.read_bytes()
-        text = (gzip.decompress(stored) if packed else stored).decode("utf-8")
+        text = (gzip.decompress(stored) if packed else stored).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}: it can't be read ({error}); save it as UTF-8") from error
     rows = list(_json_rows(path, text))
@@ -184,23 +200,64 @@ def read_conversation(row: Mapping[str, Any]) -> Conversation:
     """The conversation that a row asks the model to continue.
 
     `messages` (or ShareGPT's `conversations`) are cut after the last user's turn, since an answer
-    may follow it. `turns` are the user's; the model answers each. Raises InvalidRequest for a row
-    without a conversation."""
-    if row.get("messages"):
-        return Conversation(_up_to_user(row["messages"], "messages", "role", "content"))
-    if row.get("conversations"):
-        return Conversation(_up_to_user(row["conversations"], "conversations", "from", "value"))
+    may follow it. `turns` are the user's; the model answers each. A task's `input` and `context`
+    join its text, and a `system` message goes before all. Raises InvalidRequest for a row without
+    a conversation, or whose texts are not Unicode."""
+    messages, later, read = _asked(row)
+    system = next(filter(None, (_text(row, name) for name in SYSTEM_FIELDS)), "")
+    if system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+        read = (*read, *SYSTEM_FIELDS)
+    for text in (*(text for each in messages for text in each.values()), *later):
+        check_unicode(text, "prompt")
+    known = {*read, *NOT_ASKED}
+    left = (name for name in row if name not in known and _holds_text(row[name]))
+    return Conversation(messages, later, tuple(left))
+
+
+class _Asked(NamedTuple):
+    messages: list[Message]
+    later: tuple[str, ...]
+    read: tuple[str, ...]
+    """Fields that they were read from."""
+
+
+def _asked(row: Mapping[str, Any]) -> _Asked:
+    for name, role, content in (
+        ("messages", "role", "content"),
+        ("conversations", "from", "value"),
+    ):
+        if row.get(name):
+            return _Asked(_up_to_user(row[name], name, role, content), (), (name,))
     if turns := row.get("turns"):
         if not isinstance(turns, list) or not all(
             isinstance(turn, str) and turn.strip() for turn in turns
         ):
             raise InvalidRequest("turns is no list of texts")
         first, *later = (turn.strip() for turn in turns)
-        return Conversation([{"role": "user", "content": first}], tuple(later))
+        return _Asked([{"role": "user", "content": first}], tuple(later), ("turns",))
     for name in TEXT_FIELDS:
-        if isinstance(row.get(name), str) and row[name].strip():
-            return Conversation([{"role": "user", "content": row[name].strip() + _task_input(row)}])
+        if text := _text(row, name):
+            joined = {other: _text(row, other) for other in JOINED_FIELDS}
+            joined["instances"] = _task_input(row)
+            used = [other for other in joined if joined[other]]
+            content = "\n\n".join((text, *(joined[other] for other in used)))
+            return _Asked([{"role": "user", "content": content}], (), (name, "instances", *used))
     raise InvalidRequest(f"no text in messages, conversations, turns, {', '.join(TEXT_FIELDS)}")
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    """A field's text, stripped; empty if it holds none."""
+    value = row.get(name)
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _holds_text(value: Any) -> bool:
+    return (
+        bool(value.strip())
+        if isinstance(value, str)
+        else isinstance(value, list | dict) and bool(value)
+    )
 
 
 def _up_to_user(messages: Any, name: str, role: str, content: str) -> list[Message]:
@@ -225,5 +282,4 @@ def _task_input(row: Mapping[str, Any]) -> str:
     """Input of a self-instruct task, which its rows hold in a field of its own."""
     instances = row.get("instances")
     first = instances[0] if isinstance(instances, list) and instances else None
-    text = first.get("input") if isinstance(first, dict) else None
-    return f"\n\n{text.strip()}" if isinstance(text, str) and text.strip() else ""
+    return _text(first, "input") if isinstance(first, dict) else ""

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from d3d.errors import InvalidRequest
-from d3d.hub.chat import encode_chat
+from d3d.text.prompts import encode_chat
 from d3d.train.evaluation_sets import SETS, EvaluationSets, apply_format, known_sets
 from d3d.train.prompt_rows import Conversation, Message, PromptRows, read_conversation, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+NO_ROOM = "a prompt that leaves no room for an answer in the target's context"
+"""Reason to leave a prompt out."""
 OnEvaluationPrompt = Literal["refuse", "skip", "allow"]
 Located = tuple[str, Conversation]
 """File and line (for messages), and the conversation there."""
@@ -43,16 +45,26 @@ class LeftOut:
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, int] = field(default_factory=dict)
+    """Fields that were not read of the rows that were used, and the number of these rows."""
 
     def add(self, reason: str, where: str) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.first.setdefault(reason, where)
 
+    def add_fields(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.fields[name] = self.fields.get(name, 0) + 1
+
     def lines(self) -> list[str]:
-        return [
+        lines = [
             f"left out {count} rows: {reason} (first: {self.first[reason]})"
             for reason, count in self.counts.items()
         ]
+        if self.fields:
+            told = ", ".join(f"{name} ({count} rows)" for name, count in self.fields.items())
+            lines.append(f"fields that were not read: {told}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -172,9 +184,12 @@ def _conversations(source: PromptRows, left_out: LeftOut) -> list[Located]:
     conversations = []
     for where, row in source.rows:
         try:
-            conversations.append((where, read_conversation(row)))
+            conversation = read_conversation(row)
         except InvalidRequest as error:
             left_out.add(str(error), where)
+        else:
+            left_out.add_fields(conversation.not_read)
+            conversations.append((where, conversation))
     return conversations
 
 
@@ -185,7 +200,7 @@ def _encoded(
     options: PromptOptions,
     left_out: LeftOut,
 ) -> Iterator[TrainingPrompt]:
-    for where, (messages, later) in conversations:
+    for where, (messages, later, _) in conversations:
         try:
             token_ids = encode_chat(tokenizer, messages, thinking=options.thinking)
             if options.suffix and _gets_suffix(token_ids, options):

@@ -431,3 +431,28 @@ def test_a_torn_last_row_is_left_out_and_cut_off_before_the_next(finished: Bench
     assert read_rows(file) == rows[:-1]
     append_rows(file, rows[-1:])
     assert file.read_bytes() == content
+
+
+def test_prompts_that_cannot_be_asked_are_left_out_also_when_it_goes_on(
+    tmp_path: Path, model: d3d.Model
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    rows = [
+        {"id": "a", "prompt": "x \ud800"},
+        {"id": "b", "prompt": "the cat " * 200},
+        {"id": "c", "turns": ["the cat", "sat " * 300, "on"]},
+        {"id": "d", "prompt": "hello"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = BenchPlan(tmp_path / "run", (read_set(str(file)),), max_tokens=(4,), batches=(1, 2))
+    for _ in range(2):
+        made = bench(plan, model, ("ngram",))
+        answered = made.run(lambda *_: None)
+        assert {(row.prompt_id, row.turn) for row in answered} == {("c", 0), ("d", 0)}
+        assert len(answered) == 2 * 2 * 2
+        (too_long,) = made.left_out.lines()
+        assert "left out 2 rows: a prompt that leaves no room" in too_long
+        assert f"{file}, line 2" in too_long
+    (no_text,) = plan.sets[0].left_out.lines()
+    assert "not valid Unicode" in no_text
+    assert f"{file}, line 1" in no_text

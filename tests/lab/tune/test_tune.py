@@ -14,10 +14,11 @@ from d3d.errors import InvalidRequest
 from d3d.hub.presets import PresetFile, read_preset, write_preset
 from d3d.lab.tune.confirm import Confirmation, finalists, with_plain
 from d3d.lab.tune.measure import CaseResult
-from d3d.lab.tune.prompts import grouped, split
+from d3d.lab.tune.prompts import grouped, split, tuning_prompts
 from d3d.lab.tune.search import Trial
 from d3d.lab.tune.setups import OWN, Setup
 from d3d.lab.tune.tune import PRESET, open_models, placements, space_of
+from d3d.loader import load
 from d3d.methods.serial.config import SerialConfig
 from d3d.model.int8 import quantizations
 from support.command import Outcome, d3d
@@ -346,6 +347,30 @@ def test_drafters_share_the_target(tiny_target: Path, tiny_drafter: Path, tmp_pa
         space_of({"shallow": other}, ("fused",), (1,))
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_prompts_that_cannot_be_asked_are_left_out(
+    recorded: bool, tiny_target: Path, tmp_path: Path
+) -> None:
+    model = load(str(tiny_target), device="cpu", dtype="float32")
+    texts = ("hello", "the cat " * 200)
+    file = tmp_path / "p.jsonl"
+    if recorded:
+        given = ("--target", tiny_target, "--dtype", "float32", "--max-tokens", 1)
+        for _ in texts:
+            d3d("generate", "hello", *given, "--record", file, "--record-text")
+        lines = file.read_text().splitlines()
+        file.write_text(
+            "\ufeff" + "\n".join((lines[0], lines[1].replace("hello", texts[1]))) + "\n"
+        )
+    else:
+        rows = [{"prompt": text} for text in (*texts, "x \ud800")]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = tuning_prompts(file, model, limit=9, seed=0)
+    assert found.token_ids == [model.encode("hello")]
+    assert len(found.notes) == (1 if recorded else 2)
+    assert "a prompt that leaves no room" in found.notes[-1]
+
+
 def test_recorded_traffic_with_text_will_do(
     tune: Callable[..., Outcome], tiny_target: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:
@@ -368,7 +393,7 @@ def test_recorded_traffic_with_text_will_do(
         d3d("generate", "--prompt", text, *given, "--record-text")
     outcome = tune("--trials", 2, "--mode", "serial", source=log)
     assert outcome.code == 0, outcome.err
-    assert "left out 1 requests without text" in outcome.err
+    assert "left out 1 rows: a request without text" in outcome.err
     assert read_preset(tmp_path / "tuned" / PRESET).tuned.num_prompts == 4  # type: ignore[union-attr]
 
 

@@ -26,6 +26,7 @@ from d3d.lab.bench.prompt_sets import BenchPrompt, PromptSet
 from d3d.lab.bench.rows import ROWS_FILE, Row, RowKey, answer_fields, append_rows, read_rows
 from d3d.lab.bench.scorers import score
 from d3d.machine import PeakMemory, processor
+from d3d.train.prompts import NO_ROOM, LeftOut
 
 WARM_UP_TOKENS = 8
 WARM_UP = "Count from one to ten."
@@ -54,6 +55,8 @@ class TurnBatch(NamedTuple):
     prompts: tuple[BenchPrompt, ...]
     turn: int
     plain: Setting
+    questions: tuple[Question, ...] = ()
+    """The prompts with the answers so far."""
 
 
 class MethodSetting(NamedTuple):
@@ -73,6 +76,9 @@ class Benchmark:
         self._model = model
         self._methods = list(methods)
         self._warm: set[tuple[MethodSetting, int]] = set()
+        self._told: set[tuple[str, str]] = set()
+        self.left_out = LeftOut()
+        """Prompts that can't be asked, such as those longer than the context."""
         if self._methods[0].name != PLAIN:
             raise ValueError("plain must come first: the others are compared with it")
         for method in self._methods:
@@ -108,7 +114,8 @@ class Benchmark:
         results.begin(self._plan.directory, self._fixed(), self._about_sets(), about)
         rows = {row.key: row for row in read_rows(file) if row.error is None}
         done = 0
-        for number, part in enumerate(self._turns()):
+        for number, whole in enumerate(self._turns()):
+            part = self._askable(whole, rows)
             for chosen in self._rotated(part, number):
                 name, setting = chosen.method.name, chosen.setting
                 if any(
@@ -117,8 +124,8 @@ class Benchmark:
                     new = [row for row in self._measure(chosen, part, rows) if row.key not in rows]
                     append_rows(file, new)
                     rows |= {row.key: row for row in new}
-                done += len(part.prompts)
-                show(done, f"{part.prompts[0].set_name}, {name}")
+                done += len(whole.prompts)
+                show(done, f"{whole.prompts[0].set_name}, {name}")
         return list(rows.values())
 
     def _turns(self) -> Iterator[TurnBatch]:
@@ -128,6 +135,32 @@ class Benchmark:
                 for turn in range(max(prompt.num_turns for prompt in group)):
                     asked = tuple(prompt for prompt in group if turn < prompt.num_turns)
                     yield TurnBatch(asked, turn, plain)
+
+    def _askable(self, part: TurnBatch, rows: dict[RowKey, Row]) -> TurnBatch:
+        """The prompts that can be asked, with their questions; the others are left out for good."""
+        asked: list[tuple[BenchPrompt, Question]] = []
+        for prompt in part.prompts:
+            before = [_key(PLAIN, part.plain, prompt, turn) for turn in range(part.turn)]
+            if not all(key in rows for key in before):
+                continue
+            try:
+                question = self._question(prompt.conversation([rows[key].text for key in before]))
+            except InvalidRequest as error:
+                self._leave_out(prompt, str(error))
+                continue
+            if len(question.token_ids) >= self._model.target.max_length:
+                self._leave_out(prompt, NO_ROOM)
+            else:
+                asked.append((prompt, question))
+        return part._replace(
+            prompts=tuple(prompt for prompt, _ in asked),
+            questions=tuple(question for _, question in asked),
+        )
+
+    def _leave_out(self, prompt: BenchPrompt, reason: str) -> None:
+        if (prompt.set_name, prompt.prompt_id) not in self._told:
+            self._told.add((prompt.set_name, prompt.prompt_id))
+            self.left_out.add(reason, prompt.where)
 
     def _rotated(self, part: TurnBatch, by: int) -> list[MethodSetting]:
         """Plain first, the others rotated."""
@@ -142,14 +175,7 @@ class Benchmark:
     def _measure(
         self, chosen: MethodSetting, part: TurnBatch, rows: dict[RowKey, Row]
     ) -> list[Row]:
-        said = [
-            [rows[_key(PLAIN, part.plain, prompt, turn)].text for turn in range(part.turn)]
-            for prompt in part.prompts
-        ]
-        questions = [
-            self._question(prompt.conversation(answers))
-            for prompt, answers in zip(part.prompts, said, strict=True)
-        ]
+        questions = part.questions
         self._warm_up(chosen, len(questions))
         memory = PeakMemory(self._model.target.device)
         answers = chosen.method.answer(questions, chosen.setting)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from d3d.errors import InvalidRequest
 from d3d.train.evaluation_sets import FORMATS, apply_format
 from d3d.train.prompt_rows import PromptRows, read_conversation, read_rows
+from d3d.train.prompts import LeftOut
 
 Message = dict[str, str]
 MINI = "mini"
@@ -40,6 +41,8 @@ class BenchPrompt:
     later: tuple[str, ...] = ()
     reference: dict[str, Any] | None = None
     """For `d3d.lab.bench.scorers`; None if answers can't be scored."""
+    where: str = ""
+    """File and line, for messages."""
 
     @property
     def num_turns(self) -> int:
@@ -61,6 +64,8 @@ class SetRow(NamedTuple):
     messages: list[Message]
     later: tuple[str, ...] = ()
     reference: dict[str, Any] | None = None
+    not_read: tuple[str, ...] = ()
+    """Its fields that hold text and were not read."""
 
 
 SetReader = Callable[[dict[str, Any], int], SetRow | None]
@@ -111,8 +116,9 @@ def _turns(row: dict[str, Any], place: int) -> SetRow:
 
 
 def _own(row: dict[str, Any], place: int) -> SetRow:
-    messages, later = read_conversation(row)
-    return SetRow(str(row.get("id") or row.get("prompt_id") or place), messages, later)
+    messages, later, not_read = read_conversation(row)
+    prompt_id = str(row.get("id") or row.get("prompt_id") or place)
+    return SetRow(prompt_id, messages, later, not_read=not_read)
 
 
 def _mini(row: dict[str, Any], place: int) -> SetRow | None:
@@ -162,6 +168,8 @@ class PromptSet:
     available: int
     """Prompts in the whole set; `prompts` may be fewer."""
     prompts: tuple[BenchPrompt, ...] = field(repr=False)
+    left_out: LeftOut = field(default_factory=LeftOut, repr=False)
+    """Rows of your own prompts without a usable one."""
 
 
 def read_set(
@@ -188,9 +196,10 @@ def read_set(
                 f"{spec}: own prompts can't be called {name}, a set's name; "
                 f"write {name}={spec}, or rename the file"
             )
-    prompts = list(_prompts(name, known.read, rows))
+    left_out = LeftOut()
+    prompts = list(_prompts(name, known.read, rows, left_out))
     if not prompts:
-        raise InvalidRequest(f"{rows.spec}: it holds no prompt")
+        raise InvalidRequest("; ".join([f"{rows.spec}: it holds no prompt", *left_out.lines()[:1]]))
     order = list(range(len(prompts)))
     if limit is not None:
         random.Random(f"{seed} {name}").shuffle(order)
@@ -200,6 +209,7 @@ def read_set(
         rows.sha256,
         len(prompts),
         tuple(prompts[place] for place in order[:limit]),
+        left_out,
     )
 
 
@@ -225,7 +235,7 @@ def _rows_of(name: str, source: str, data: Path | None) -> PromptRows:
     )
 
 
-def _prompts(name: str, read: SetReader, rows: PromptRows) -> list[BenchPrompt]:
+def _prompts(name: str, read: SetReader, rows: PromptRows, left_out: LeftOut) -> list[BenchPrompt]:
     prompts: dict[str, BenchPrompt] = {}
     for place, (where, row) in enumerate(rows.rows):
         try:
@@ -236,15 +246,17 @@ def _prompts(name: str, read: SetReader, rows: PromptRows) -> list[BenchPrompt]:
                 "give the set's own file"
             ) from error
         except InvalidRequest as error:
-            raise InvalidRequest(f"{where}: {error}") from error
+            left_out.add(str(error), where)
+            continue
         if asked is None:
             continue
+        left_out.add_fields(asked.not_read)
         if asked.prompt_id in prompts:
             raise InvalidRequest(
                 f"{where}: there are two prompts {asked.prompt_id!r} in {name}; "
                 "give each an id of its own"
             )
         prompts[asked.prompt_id] = BenchPrompt(
-            name, asked.prompt_id, tuple(asked.messages), asked.later, asked.reference
+            name, asked.prompt_id, tuple(asked.messages), asked.later, asked.reference, where
         )
     return list(prompts.values())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from d3d.api import Model
 from d3d.errors import InvalidRequest
 from d3d.lab.tune.traffic import Record, ids_sha256, is_traffic, read_traffic
-from d3d.train.prompts import LeftOut, read_prompts
+from d3d.train.prompts import NO_ROOM, LeftOut, read_prompts
 
 FEWEST_CASES = 4
 """With fewer, search and confirmation share them."""
@@ -35,7 +35,10 @@ def tuning_prompts(path: Path, model: Model, *, limit: int, seed: int) -> Tuning
     """At most `limit` different prompts, drawn by `seed`, of a file of rows or of traffic recorded
     with its text; of a conversation, up to its first answer. Raises InvalidRequest if there is
     none."""
-    prompts, notes = _of_traffic(path, model) if is_traffic(path) else _of_rows(path, model)
+    left_out = LeftOut()
+    read = _of_traffic if is_traffic(path) else _of_rows
+    prompts = read(path, model, left_out)
+    notes = left_out.lines()
     different = list(dict.fromkeys(map(tuple, prompts)))
     if not different:
         problem = "; ".join(["it holds no prompt to tune on", *notes[:1]])
@@ -44,21 +47,35 @@ def tuning_prompts(path: Path, model: Model, *, limit: int, seed: int) -> Tuning
     return TuningPrompts(path.name, [list(ids) for ids in different[:limit]], tuple(notes))
 
 
-def _of_rows(path: Path, model: Model) -> tuple[list[list[int]], list[str]]:
-    left_out = LeftOut()
+def _of_rows(path: Path, model: Model, left_out: LeftOut) -> list[list[int]]:
     prompts = read_prompts(path, model.tokenizer, left_out=left_out)
-    return [prompt.token_ids for prompt in prompts], left_out.lines()
+    longest = model.target.max_length
+    for prompt in prompts:
+        if len(prompt.token_ids) >= longest:
+            left_out.add(NO_ROOM, prompt.where)
+    return [prompt.token_ids for prompt in prompts if len(prompt.token_ids) < longest]
 
 
-def _of_traffic(path: Path, model: Model) -> tuple[list[list[int]], list[str]]:
+def _of_traffic(path: Path, model: Model, left_out: LeftOut) -> list[list[int]]:
     records, damaged = read_traffic(path)
-    with_text = [record for record in records if record.messages or record.text]
-    notes = []
-    if missing := len(records) - len(with_text):
-        notes.append(f"left out {missing} requests without text (--record-text records it)")
-    if damaged:
-        notes.append(f"passed over {damaged} damaged lines")
-    return [_encoded(record, model) for record in with_text], notes
+    for _ in range(damaged):
+        left_out.add("a damaged line", str(path))
+    prompts = []
+    for number, record in enumerate(records, 1):
+        where = f"{path}, request {number}"
+        if not (record.messages or record.text):
+            left_out.add("a request without text (--record-text records it)", where)
+            continue
+        try:
+            token_ids = _encoded(record, model)
+        except InvalidRequest as error:
+            left_out.add(str(error), where)
+            continue
+        if len(token_ids) < model.target.max_length:
+            prompts.append(token_ids)
+        else:
+            left_out.add(NO_ROOM, where)
+    return prompts
 
 
 def _encoded(record: Record, model: Model) -> list[int]:

@@ -148,7 +148,7 @@ class TrafficLog:
 def read_traffic(path: Path) -> tuple[list[Record], int]:
     """Records, and the number of damaged lines. Raises InvalidRequest if there is no record."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     except OSError as error:
         raise InvalidRequest(
             f"{path} can't be read ({error.strerror}); give a file that --record has written"
@@ -170,7 +170,7 @@ def read_traffic(path: Path) -> tuple[list[Record], int]:
 def is_traffic(path: Path) -> bool:
     """True if the first line of a file is a recorded request, possibly a damaged one."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             first = json.loads(next((line for line in file if line.strip()), "{}"))
     except (OSError, ValueError):
         return False

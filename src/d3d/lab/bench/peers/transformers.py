@@ -15,6 +15,7 @@ from d3d.hub.names import resolve_model
 from d3d.hub.open_model import TargetModel, load_tokenizer
 from d3d.hub.terminal import quiet_transformers
 from d3d.lab.bench.answers import DeliveryTimer, Question, Setting, TimedAnswer
+from d3d.text.answers import decode_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +89,7 @@ class TransformersPeer:
         has_end = bool(answered) and answered[-1] in self._target.eos_token_ids
         ended = has_end and not self._ignore_eos
         return TimedAnswer(
-            text=str(self._target.tokenizer.decode(answered, skip_special_tokens=True)),
+            text=decode_answer(self._target.tokenizer, answered),
             token_ids=answered,
             num_tokens=len(answered),
             finish_reason="stop" if ended else "length",
