@@ -268,5 +268,6 @@ def test_the_readme_command_runs_from_another_folder(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert result.returncode == 2
+    assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("d3d: error: ")
+    assert result.stderr.count("\n") == 1
