@@ -24,7 +24,7 @@ from support.runs import SAMPLING, Run, Watched, make, run_all
 from support.tiny import tiny_transformer
 
 LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
-LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)
+LIMITS = (13, 5, 1, 20, 1, 7, 15, 1, 16, 18)
 WAYS = (
     "greedy",
     "temperature",
