@@ -12,16 +12,27 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: the workers
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from d3d.errors import D3DError
+from support.fast import is_slow, one_quick_case_each
 
 pytest_plugins = ["support.fixtures"]
 
 UNMARKED_CPU_S = 5.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("real_model"):
-            item.add_marker("slow")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out tests marked slow, and run one case of each parametrized test",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("fast"):
+        kept = one_quick_case_each(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)
@@ -31,7 +42,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     before = sum(os.times()[:4])
     yield
     used = sum(os.times()[:4]) - before
-    if used > UNMARKED_CPU_S and not item.get_closest_marker("slow"):
+    if used > UNMARKED_CPU_S and not is_slow(item):
         message = f"used {used:.1f} s of CPU: make it smaller or mark it slow"
         item.warn(pytest.PytestWarning(message))
 

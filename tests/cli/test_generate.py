@@ -539,6 +539,7 @@ def test_warnings_of_a_failing_drafter_reach_standard_error_and_the_record(
 # The real command
 
 
+@pytest.mark.slow
 def test_the_real_command_streams_to_a_pipe(
     tiny_target: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:

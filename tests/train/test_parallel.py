@@ -23,6 +23,8 @@ from d3d.train.trainer import Trainer
 from support import parallel_worker as worker
 from support.tiny_model import open_tiny
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 
 

@@ -265,6 +265,7 @@ def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeTarg
     assert causes(one) == ["fault"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeTarget) -> None:
     rounds = 0
@@ -294,6 +295,7 @@ def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeTarget) -> 
     }  # which of the others come is a matter of the machine's speed
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_many_requests(target: NativeTarget) -> None:
     expected = run(target, max_tokens=12)
     held = []

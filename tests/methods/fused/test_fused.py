@@ -111,6 +111,7 @@ def test_ids_equal_plain(kind: Kind, sampling: str, rows: int, target: NativeTar
     assert not any(one.faults for one in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
 def test_thousands_of_rounds_reach_every_number_of_kept_tokens(sampling: str) -> None:
     target = NativeTarget(tiny_transformer(seed=0))
