@@ -35,8 +35,11 @@ BENCH_LONG_SETS = $(if $(DATA),--data $(DATA) --set gsm8k --set mt_bench)
 BENCH_METHODS = $(addprefix --method ,serial fused async async_modelled lookup draft_model) --assistant smollm2-135m \
 	$(addprefix --method ,transformers transformers_lookup transformers_assistant llama_cpp)
 
+# One test worker a core with one torch thread each (tests/conftest.py); a worker takes some 1.5 GB, hence at most 8.
+PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
+
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo bench test soak load check lint types architecture format clean
+.PHONY: help install install-dev demo bench test test-fast soak load check lint types architecture format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -55,7 +58,10 @@ bench: .venv/.installed-bench ## every method over the sets in DATA, and the rep
 	$(BIN)/d3d bench report results/$(BENCH_NAME)
 
 test: .venv/.installed-dev ## the test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-fast: .venv/.installed-dev ## one case of each test that isn't marked slow
+	$(PYTEST) --fast $(ARGS)
 
 soak: .venv/.installed-dev ## async mode, 20,000 rounds with faults injected: every answer must be the target's own
 	$(BIN)/python tests/soak.py $(ARGS)

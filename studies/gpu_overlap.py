@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "torch": torch.__version__,
         "tiny": options.tiny,
     }
-    report["identity"] = identity(where)
+    report["identity"] = identity(where, max_tokens=10 if options.tiny else 60)
     print(json.dumps(report["identity"]), flush=True)
     report["overlap"] = measure(where, options)
     print(json.dumps(report, indent=2))
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # 1. Identity
 
 
-def identity(where: Where) -> dict[str, int]:
+def identity(where: Where, max_tokens: int) -> dict[str, int]:
     """Tiny models, real drafter: answers whose ids are plain decoding's, and others."""
     base = tiny_transformer().to(where.device)
     target, counts = NativeTarget(base), {"identical": 0, "different": 0, "hits": 0}
@@ -167,8 +167,8 @@ def identity(where: Where) -> dict[str, int]:
                 0, 90, (5 + 7 * number,), generator=torch.Generator().manual_seed(number)
             ).tolist()
             for sampling in (
-                SamplingParams(max_tokens=60),
-                SamplingParams(max_tokens=60, temperature=0.9, seed=number),
+                SamplingParams(max_tokens=max_tokens),
+                SamplingParams(max_tokens=max_tokens, temperature=0.9, seed=number),
             ):
                 plain, _ = _decode(target, None, prompt, sampling)
                 for draft_length in (

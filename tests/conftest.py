@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: the workers fill the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from d3d.errors import D3DError
+from support.fast import is_slow, one_quick_case_each
 
 pytest_plugins = ["support.fixtures"]
+
+UNMARKED_CPU_S = 5.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out tests marked slow, and run one case of each parametrized test",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("fast"):
+        kept = one_quick_case_each(items)
+        left_out = set(items).difference(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Warn of a test that is too slow for `make test-fast` but isn't marked: CPU time, ended
+    children included, with room for a machine several times slower than the one that wrote it."""
+    before = sum(os.times()[:4])
+    yield
+    used = sum(os.times()[:4]) - before
+    if used > UNMARKED_CPU_S and not is_slow(item):
+        message = f"used {used:.1f} s of CPU: make it smaller or mark it slow"
+        item.warn(pytest.PytestWarning(message))
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,9 @@ def model(smollm2: Path) -> d3d.Model:
 def test_serial_and_fused_ids_equal_plain_ids(
     model: d3d.Model, prompt: str, sampling: dict[str, float]
 ) -> None:
-    plain = model.generate(prompt, mode="plain", max_tokens=48, **sampling)
+    plain = model.generate(prompt, mode="plain", max_tokens=24, **sampling)
     for mode in ("serial", "fused"):
-        drafted = model.generate(prompt, mode=mode, max_tokens=48, **sampling)
+        drafted = model.generate(prompt, mode=mode, max_tokens=24, **sampling)
         assert drafted.token_ids == plain.token_ids
         assert drafted.text == plain.text
         assert drafted.speculation is not None
@@ -144,7 +144,7 @@ def test_a_thinned_preset_gives_the_targets_own_ids_in_fewer_passes(
         "How many rolls is that?"
     )
     plain, drafted = (
-        thinned.generate(question, mode=way, max_tokens=48) for way in ("plain", None)
+        thinned.generate(question, mode=way, max_tokens=32) for way in ("plain", None)
     )
     assert drafted.token_ids == plain.token_ids
     assert drafted.speculation is not None

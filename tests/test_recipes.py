@@ -26,6 +26,7 @@ def test_it_loads(file: Path) -> None:
     assert max(stage.block_size for stage in config.train.stages) <= config.drafter.block_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_it_is_planned_from_the_models_configs_alone(name: str) -> None:
     (file,) = [file for file in CONFIGS if file.stem == name]

@@ -22,6 +22,7 @@ def modes(*arguments: object) -> dict[str, dict[str, Any]]:
     return {row["mode"]: row for row in outcome.record["tables"][0]["rows"]}
 
 
+@pytest.mark.slow
 def test_a_second_device_hides_what_one_does_not() -> None:
     two, one = (
         modes(*H100, "--devices", count, *MEAN, "--hit-rate", 1, "--outcomes", 8)
@@ -37,6 +38,7 @@ def test_a_second_device_hides_what_one_does_not() -> None:
     )
 
 
+@pytest.mark.slow
 def test_without_a_hit_rate_both_ends_are_told() -> None:
     outcome = d3d("plan", *H100, *MEAN, "--json")
     notes = [
@@ -53,6 +55,7 @@ def test_the_default_budget_of_outcomes_is_that_of_generate() -> None:
     assert f"async 16, {DEFAULT_OUTCOMES} outcomes" in modes(*H100, *MEAN, "--hit-rate", 1)
 
 
+@pytest.mark.slow
 def test_fewer_layers_make_drafting_cheaper() -> None:
     whole, thin = (modes(*H100, *MEAN, "--kept-layers", layers)["serial 16"] for layers in (36, 18))
     assert float(thin["ms a token"]) < float(whole["ms a token"])

@@ -375,6 +375,7 @@ def test_a_dry_run_without_the_model_needs_its_config(tmp_path: Path) -> None:
 # torchrun
 
 
+@pytest.mark.slow
 def test_torchrun_trains_in_two_processes(
     target: Path, corpora: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -526,6 +526,7 @@ def test_refusals_of_train(tiny_target: Path, corpora: tuple[Path, Path], tmp_pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_the_state_and_exits_with_130(
     number: signal.Signals, tiny_target: Path, corpora: tuple[Path, Path], tmp_path: Path

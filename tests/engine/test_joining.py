@@ -24,7 +24,7 @@ from support.runs import SAMPLING, Run, Watched, make, run_all
 from support.tiny import tiny_transformer
 
 LENGTHS = (3, 60, 9, 1, 28, 44, 2, 17, 5, 33)
-LIMITS = (25, 9, 1, 40, 1, 12, 30, 1, 18, 22)
+LIMITS = (13, 5, 1, 20, 1, 7, 15, 1, 16, 18)
 WAYS = (
     "greedy",
     "temperature",
@@ -99,6 +99,7 @@ def test_plain_answers_are_those_alone(max_batch: int, small: NativeTarget) -> N
     assert [one.finish_reason for one in together] == ["length"] * 10
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("max_batch", [1, 3])
 def test_drafts_and_answers_are_those_alone(
@@ -125,6 +126,7 @@ def test_fused_answers_are_those_alone(max_batch: int, small: NativeTarget) -> N
     )
 
 
+@pytest.mark.slow
 def test_other_drafters_join_too(small: NativeTarget) -> None:
     expected = alone(small)
     answers = [one.token_ids for one in expected]
@@ -188,6 +190,7 @@ def test_a_prompt_that_joins_is_run_without_the_others(
     assert set(passes) == {(1, 4), (2, 1), (1, 50), (1, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 def test_a_drafter_catches_up_with_those_that_join_in_chunks(
     rows: int, small: NativeTarget, monkeypatch: pytest.MonkeyPatch

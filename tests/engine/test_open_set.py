@@ -190,6 +190,7 @@ def check(visitor: Visitor) -> None:
         assert answer == visitor.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [plain, serial_beside, serial_alone, fused, ngram])
 def test_a_thousand_requests_come_and_go(
     method: Callable[[NativeTarget], tuple[Target, Drafter]],

@@ -226,6 +226,7 @@ def drafts_of(kind: str, target: ToyTarget, seed: int) -> list[int]:
     return draft
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["best", "worst", "random", "own"])
 @pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}])
 def test_two_tokens_have_the_exact_joint_distribution(

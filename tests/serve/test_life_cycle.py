@@ -30,6 +30,7 @@ def test_an_address_in_use_is_told_before_the_model_is_read() -> None:
     assert d3d("serve", "--host", "no such host", "--port", 1).is_refusal("no such host")
 
 
+@pytest.mark.slow
 def test_keys_are_checked_and_sigterm_ends_streams_in_time(
     tiny_target: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 import gpu_overlap as script
 
 
+@pytest.mark.slow
 def test_tiny_shapes_on_a_cpu_give_a_whole_report(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     assert (

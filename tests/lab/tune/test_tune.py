@@ -176,6 +176,7 @@ def tune(
     return run
 
 
+@pytest.mark.slow
 def test_it_writes_a_preset_that_every_command_takes(
     tune: Callable[..., Outcome], tmp_path: Path, tiny_target: Path
 ) -> None:
@@ -217,6 +218,7 @@ def test_it_writes_a_preset_that_every_command_takes(
     assert read_preset(path).tuned == preset.tuned, "nothing is measured again"
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_rounded_weights_are_searched_with_recorded_and_honoured(
     tune: Callable[..., Outcome], tmp_path: Path, tiny_target: Path, tiny_drafter: Path
@@ -269,6 +271,7 @@ def test_what_a_preset_can_not_have_rounded_is_refused_by_name(
     )
 
 
+@pytest.mark.slow
 def test_every_answer_is_plain_decodings(tune: Callable[..., Outcome], tmp_path: Path) -> None:
     assert tune("--trials", 3, "--mode", "serial", "--temperature", 0.8, "--seed", 3).code == 0
     rows = [
@@ -282,6 +285,7 @@ def test_every_answer_is_plain_decodings(tune: Callable[..., Outcome], tmp_path:
     assert {len(answers) for answers in by_case.values()} == {1}
 
 
+@pytest.mark.slow
 def test_several_drafters_and_several_prompts_at_a_time(
     tune: Callable[..., Outcome], tmp_path: Path, tiny_target: Path, tiny_drafter: Path
 ) -> None:
@@ -371,6 +375,7 @@ def test_prompts_that_cannot_be_asked_are_left_out(
     assert "a prompt that leaves no room" in found.notes[-1]
 
 
+@pytest.mark.slow
 def test_recorded_traffic_with_text_will_do(
     tune: Callable[..., Outcome], tiny_target: Path, tiny_drafter: Path, tmp_path: Path
 ) -> None:
@@ -397,6 +402,7 @@ def test_recorded_traffic_with_text_will_do(
     assert read_preset(tmp_path / "tuned" / PRESET).tuned.num_prompts == 4  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_an_interrupted_tune_goes_on(
     tune: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +419,7 @@ def test_an_interrupted_tune_goes_on(
     assert tune("--trials", 3, "--mode", "serial").code == 0
 
 
+@pytest.mark.slow
 def test_what_can_not_be_tuned_is_refused(
     tune: Callable[..., Outcome], tiny_target: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ def answers(runs: list[Run]) -> list[list[int]]:
 def test_ids_equal_plain_whether_rounds_hit_or_miss(
     hits: float, sampling: str, miss_policy: str, target: NativeTarget
 ) -> None:
-    params = SAMPLING[sampling] | {"max_tokens": 60}
+    params = SAMPLING[sampling] | {"max_tokens": 40}
     expected = plain(target, **params)
     with coordinating(lambda: rehearsed(answers(expected), wrong=0.15, hits=hits)) as coordinator:
         drafter = async_drafter(coordinator, miss_policy=miss_policy)
@@ -112,6 +112,7 @@ def test_a_drafter_whose_clean_rows_are_the_targets_keeps_every_draft_of_one_tok
     )
 
 
+@pytest.mark.slow
 @POLICIES
 @pytest.mark.parametrize("block_size", [4, 8, 16])
 def test_random_delays_change_nothing(
@@ -179,6 +180,7 @@ def test_after_a_miss_bonus_only_goes_on_without_a_draft_and_draft_now_with_one(
 # Failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [0, 100])
 def test_a_worker_that_ends_at_any_round_costs_speed_only(
     restarts: int, target: NativeTarget
@@ -265,6 +267,7 @@ def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeTarg
     assert causes(one) == ["fault"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeTarget) -> None:
     rounds = 0
@@ -294,6 +297,7 @@ def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeTarget) -> 
     }  # which of the others come is a matter of the machine's speed
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_many_requests(target: NativeTarget) -> None:
     expected = run(target, max_tokens=12)
     held = []

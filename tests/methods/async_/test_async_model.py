@@ -84,6 +84,7 @@ def test_the_answer_is_plain_decodings_and_the_record_says_how_it_was_made(
     )
 
 
+@pytest.mark.slow
 def test_a_process_answers_alike_and_survives_being_killed(model: Model) -> None:
     plain = model.generate(PROMPT, mode="plain", **LONG)
     whole = model.generate(PROMPT, mode="async", placement="processes", **LONG)

@@ -34,6 +34,8 @@ from support.async_runs import (
 )
 from support.runs import SAMPLING, Run, make, run
 
+pytestmark = pytest.mark.slow
+
 CORES = worker_cores(available_cores())
 HOT = SAMPLING["hot"] | {"max_tokens": 60}
 

@@ -72,5 +72,6 @@ def test_a_lap_has_every_fault_with_every_block_size_policy_and_way_of_sampling(
     }
 
 
+@pytest.mark.slow
 def test_a_worker_at_work_is_gone_soon_after_its_parent_was_killed() -> None:
     assert seconds_until_gone() < 5

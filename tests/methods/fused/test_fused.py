@@ -48,11 +48,11 @@ KINDS: list[Kind] = [
     {"mask_token_id": 96},
 ]
 LEARNING = TrainConfig(
-    steps=120,
+    steps=80,
     warmup=5,
     learning_rate=2e-2,
     answers_per_step=4,
-    stages=(Stage(share=1.0, block_size=5, anchors=100),),
+    stages=(Stage(share=1.0, block_size=5, anchors=60),),
     precision="float32",
 )
 every_kind = pytest.mark.parametrize(
@@ -111,15 +111,16 @@ def test_ids_equal_plain(kind: Kind, sampling: str, rows: int, target: NativeTar
     assert not any(one.faults for one in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
 def test_thousands_of_rounds_reach_every_number_of_kept_tokens(sampling: str) -> None:
     target = NativeTarget(tiny_transformer(seed=0))
-    params = SAMPLING[sampling] | {"max_tokens": 230}
+    params = SAMPLING[sampling] | {"max_tokens": 180}
     prompts = [text(6, seed=50 + number) for number in range(4)]
     plain = [run(target, None, prompt, **params).ids for prompt in prompts]
     model = drafter(target, strength=0.0, previous_token_width=16)
     samples = [
-        Sample(prompt, ids[:180], "test", 0.0, 0)
+        Sample(prompt, ids[:130], "test", 0.0, 0)
         for prompt, ids in zip(prompts, plain, strict=True)
     ]  # the rest is news
     Trainer(model, samples, LEARNING).run(lambda _: None)
