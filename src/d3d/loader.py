@@ -10,8 +10,8 @@ from d3d.api import ENGINES, Model
 from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, request_config
 from d3d.errors import InvalidRequest
 from d3d.forks import set_num_threads
-from d3d.hub.checkpoint import read_config
-from d3d.hub.names import drafter_of, resolve_drafter
+from d3d.hub.checkpoint import is_causal_model, read_config
+from d3d.hub.names import drafter_of, fetch_config, is_hub_id, resolve_drafter
 from d3d.hub.open_drafter import ready_apart, ready_drafters
 from d3d.hub.open_model import open_model
 from d3d.hub.presets import PRESETS, PresetFile, is_preset_file, read_preset
@@ -72,9 +72,9 @@ def load(
     has_own = drafter is None
     config = None if preset is None else preset[1]
     if choice.method is not None or choice.options:
-        method = choice.method or ("draft_model" if draft_model is not None else None)
-        has_drafter = path is not None or (draft_model is not None and method == "draft_model")
-        config = request_config(config, method, choice.options, has_drafter=has_drafter)
+        config = request_config(
+            config, choice, has_drafter=path is not None, has_draft_model=draft_model is not None
+        )
     if preset is not None:
         file = preset[0]
         target, dtype = file.target, file.dtype if dtype == "auto" else dtype
@@ -105,14 +105,24 @@ def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Pa
     return path
 
 
+def drafts_as_model(name: str, method: str | None) -> bool:
+    """True if a named drafter is a causal model for method draft_model: by the method, else by its
+    kind. Of a hub id the config is fetched. Raises InvalidCheckpoint."""
+    if method is not None or name in PRESETS or is_preset_file(name):
+        return method == "draft_model"
+    path = Path(name).expanduser()
+    return is_causal_model(fetch_config(name) if is_hub_id(name) and not path.exists() else path)
+
+
 def _named_once(
     drafter: str | Path | None, draft_model: str | None, choice: SpeculativeChoice
 ) -> tuple[str | Path | None, str | None]:
     """Drafter and draft model, one of which `speculative_config` may name. Raises InvalidRequest if
     two different ones are named."""
-    name, is_causal = choice.drafter, choice.method == "draft_model"
+    name = choice.drafter
     if name is None:
         return drafter, draft_model
+    is_causal = drafts_as_model(name, choice.method)
     given = draft_model if is_causal else drafter
     if given is not None and str(given) != name:
         raise InvalidRequest(

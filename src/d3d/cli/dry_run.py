@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from d3d.cli.options import ModelChoice
-from d3d.config import SpeculativeChoice, request_config, usual_method
+from d3d.config import SpeculativeChoice, request_config
 from d3d.errors import D3DError
 from d3d.hub.checkpoint import DRAFT_IDS, SCALE, CheckpointConfig, read_config
 from d3d.hub.footprint import footprint, model_config
@@ -95,9 +95,13 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     drafting = None
     if asked.method not in ("plain", "ngram") and draft_model is None:
         drafting = _drafting(drafter, named, num_layers, choice.engine)
-    has_drafter = drafting is not None or draft_model is not None
-    method = asked.method or usual_method(preset_config, has_drafter=has_drafter)
-    chosen = request_config(preset_config, method, asked.options, has_drafter=has_drafter)
+    chosen = request_config(
+        preset_config,
+        asked,
+        has_drafter=drafting is not None,
+        has_draft_model=draft_model is not None,
+    )
+    method = chosen.method
     facts = Facts(
         device,
         choice.engine == "native",

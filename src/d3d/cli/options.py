@@ -258,6 +258,11 @@ class ModelChoice:
             )
         if method == "draft_model" and drafter is not None:
             return None, drafter
+        if method is None and named is not None:
+            from d3d.loader import drafts_as_model
+
+            if drafts_as_model(named, method):
+                return None, named
         if method in NEED_DRAFTER and drafter is None and not _brings_one(self.name):
             raise InvalidRequest(
                 f"--method {method} needs a drafter for {self.name}; give one with --drafter, or "
