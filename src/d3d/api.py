@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Messages = list[dict[str, str]]
 Prompt = str | Messages | list[int]
-ENGINES = ("native", "transformers")
+BACKENDS = ("native", "transformers")
 
 DEFAULT_BATCH = 8
 """Default number of requests decoded together."""
@@ -56,12 +56,12 @@ class Model:
         parts: Parts,
         *,
         preset: MethodConfig | None = None,
-        engine_name: str = "native",
+        backend: str = "native",
     ) -> None:
         """preset: default method and options of requests."""
         self.parts = parts
         self.preset = preset
-        self.engine_name = engine_name
+        self.backend = backend
         self.max_batch = DEFAULT_BATCH
         """Maximum number of requests from `add` that are decoded together; read when a method's
         first request comes."""

@@ -72,7 +72,7 @@ def test_what_spares_the_drafter_is_told(dry: Any) -> None:
 
 
 def test_beside_another_engine_a_drafter_has_weights_of_its_own(dry: Any) -> None:
-    shared, own = dry("--json").record, dry("--json", "--engine", "transformers").record
+    shared, own = dry("--json").record, dry("--json", "--backend", "transformers").record
     assert own["drafter"]["shares_target"] is False
     assert (
         own["memory"]["drafter_bytes"]

@@ -105,7 +105,7 @@ def test_prices_are_those_of_real_passes(tiny_target: Path, drafter: Path) -> No
 
 def test_another_engine_has_a_fixed_default(tiny_target: Path, drafter: Path, cache: Path) -> None:
     model = d3d.load(
-        str(tiny_target), drafter, device="cpu", dtype="float32", engine="transformers"
+        str(tiny_target), drafter, device="cpu", dtype="float32", backend="transformers"
     )
     assert paying_length(model.parts) == 5
     assert not costs_journal().path.exists()

@@ -36,8 +36,8 @@ class Drafting:
     path: Path
     config: CheckpointConfig
     num_target_layers: int
-    engine: str
-    """Engine of the target. Beside another engine, a drafter runs in d3d's own with its own
+    backend: str
+    """Backend of the target. Beside another, a drafter runs in d3d's own with its own
     weights."""
 
     @property
@@ -47,7 +47,7 @@ class Drafting:
         is_whole = drafter.clean_rows_are_base and drafter.kept_layers == tuple(
             range(self.num_target_layers)
         )
-        return is_whole and self.engine == "native"
+        return is_whole and self.backend == "native"
 
     @property
     def kind(self) -> str:
@@ -94,7 +94,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     num_layers = 0 if config is None else config.num_hidden_layers
     drafting = None
     if asked.method not in ("plain", "ngram") and draft_model is None:
-        drafting = _drafting(drafter, named, num_layers, choice.engine)
+        drafting = _drafting(drafter, named, num_layers, choice.backend)
     chosen = request_config(
         preset_config,
         asked,
@@ -104,7 +104,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     method = chosen.method
     facts = Facts(
         device,
-        choice.engine == "native",
+        choice.backend == "native",
         None if drafting is None else drafting.config.drafter,
         drafting is not None and drafting.is_target,
         None if named is None else named.fused_rows,
@@ -119,7 +119,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     return {
         "target": {
             "source": name,
-            "engine": choice.engine,
+            "backend": choice.backend,
             "device": str(device),
             "dtype": str(dtype).removeprefix("torch."),
             "quantize": quantize,
@@ -137,7 +137,8 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
     """Plan of the run, as lines of text."""
     target, drafter, memory = plan["target"], plan["drafter"], plan["memory"]
     kind = precision(target["dtype"], target["quantize"])
-    yield f"target     {target['source']}: {kind} on {target['device']}, engine {target['engine']}"
+    places = f"{kind} on {target['device']}, backend {target['backend']}"
+    yield f"target     {target['source']}: {places}"
     if drafter is None:
         yield "drafter    none"
     else:
@@ -167,7 +168,7 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _drafting(
-    name: str | None, preset: Preset | None, num_layers: int, engine: str
+    name: str | None, preset: Preset | None, num_layers: int, backend: str
 ) -> Drafting | None:
     if name is None and preset is None:
         return None
@@ -188,7 +189,7 @@ def _drafting(
         path,
         config,
         num_layers,
-        engine,
+        backend,
     )
 
 
@@ -230,7 +231,7 @@ def _memory(
     }
     if (
         drafting is not None
-        and drafting.engine != "native"
+        and drafting.backend != "native"
         and drafting.config.drafter.delta is not None
     ):
         fields["drafter_bytes"] += size.num_bytes(

@@ -79,8 +79,8 @@ class Facts(NamedTuple):
     def need_native(self, method: str) -> None:
         if not self.is_native:
             raise InvalidRequest(
-                f"method: {method} needs d3d's own engine to run the target; leave the other "
-                "engine out, or use plain, ngram or serial"
+                f"method: {method} needs d3d's own decoder to run the target; leave the other "
+                "backend out, or use plain, ngram or serial"
             )
 
 
