@@ -71,7 +71,7 @@ def test_requests_join_leave_and_are_cancelled_while_modes_change(
                     engine.add(one.request)
             if number == 20:
                 engine.cancel(runs[4].request)
-        assert (fused.num_held, drafter.num_held, coordinator.num_sequences) == (0, 0, 0)
+        assert (fused.num_held, drafter.num_held, len(coordinator._sequences)) == (0, 0, 0)
     assert runs[4].finish_reason == "cancelled"
     assert 0 < len(runs[4].ids) < LIMITS[4]
     got = answers(runs)
