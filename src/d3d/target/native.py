@@ -63,7 +63,7 @@ class NativeTarget(Target):
                 chunk = request.token_ids[start : start + num_rows]
                 num_rows -= len(chunk)
                 is_last = start + len(chunk) == len(request)
-                rows = self._pass([request.id], [chunk], last_only=True)[0] if chunk else None
+                rows = self.forward([request.id], [chunk], last_only=True)[0] if chunk else None
                 rows = rows if is_last else None
             results.append(rows)
         return results
@@ -82,6 +82,7 @@ class NativeTarget(Target):
             },
         )
 
+    @torch.inference_mode()
     def forward(
         self,
         ids: Sequence[int],
@@ -96,17 +97,6 @@ class NativeTarget(Target):
         for sequence_id, tokens in zip(ids, token_ids, strict=True):
             if sequence_id not in self.cache:
                 self.cache.open(sequence_id, len(tokens) + SPARE_TOKENS)
-        return self._pass(ids, token_ids, last_only=last_only, trees=trees)
-
-    @torch.inference_mode()
-    def _pass(
-        self,
-        ids: Sequence[int],
-        token_ids: Sequence[list[int]],
-        *,
-        last_only: bool,
-        trees: Mapping[int, Sequence[int]] = NO_TREES,
-    ) -> list[LogitRows]:
         window = self.cache.window(ids)
         by_id = dict(zip(ids, token_ids, strict=True))
         fed = [by_id.get(sequence_id, []) for sequence_id in window.ids]
