@@ -60,11 +60,7 @@ def load(
     if speculative_config is not None:
         choice = read_speculative_config(speculative_config)
         drafter, draft_model = _named_once(drafter, draft_model, choice)
-    if engine is not None and backend not in ("native", engine):
-        raise InvalidRequest(f"backend: {backend!r} and engine: {engine!r} are one option")
-    backend = engine or backend
-    if backend not in BACKENDS:
-        raise InvalidRequest(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
+    backend = _one_backend(backend, engine)
     if drafter is not None and draft_model is not None:
         raise InvalidRequest(
             f"draft_model: {draft_model} and the drafter {drafter} are both named; give one of them"
@@ -95,6 +91,15 @@ def load(
         parts.draft_model = open_model(draft_model, device=device, dtype=dtype, quantize=quantize)
         pack_weights(parts.draft_model.transformer, quantize=quantize)
     return Model(parts, preset=config, backend=backend)
+
+
+def _one_backend(backend: str, engine: str | None) -> str:
+    """The backend, which `engine` may name too. Raises InvalidRequest."""
+    if engine is not None and backend not in ("native", engine):
+        raise InvalidRequest(f"backend: {backend!r} and engine: {engine!r} are one option")
+    if (engine or backend) not in BACKENDS:
+        raise InvalidRequest(f"backend: {engine or backend!r} is not one of {', '.join(BACKENDS)}")
+    return engine or backend
 
 
 def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Path | None:
