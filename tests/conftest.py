@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: the workers
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from d3d.errors import D3DError
+from d3d.methods.base import Parts
 from support.fast import is_slow, one_quick_case_each
 
 pytest_plugins = ["support.fixtures"]
@@ -63,6 +64,17 @@ def smollm2() -> Path:
         except D3DError as error:
             pytest.skip(f"the real SmolLM2-135M is not to be had here: {error}")
     return resolve_model(preset.name)
+
+
+@pytest.fixture(autouse=True)
+def fixed_draft_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default draft length, which passes on this machine would decide."""
+
+    def length(parts: Parts, **_: object) -> int:
+        assert parts.drafter is not None
+        return min(5, parts.drafter.config.block_size)
+
+    monkeypatch.setattr("d3d.methods.draft_length.paying_length", length)
 
 
 @pytest.fixture

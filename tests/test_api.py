@@ -21,6 +21,7 @@ from d3d.hub.checkpoint import save_drafter
 from d3d.methods.costs import costs_journal, machine_costs, read_costs
 from d3d.methods.fused.rows import BUDGETS
 from d3d.results import HOPELESS_ROUNDS, Settings, speculation
+from support.command import d3d as command
 from support.tiny_model import open_tiny, random_drafter
 
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
@@ -183,6 +184,16 @@ def test_options_of_load_go_over_those_of_a_preset_file(
     }
     model = d3d.load(str(file), dtype="float32", draft_model=str(tiny_target))
     assert model.default_method == "draft_model"
+
+
+def test_a_model_without_a_method_drafts_by_its_kind(tiny_target: Path, tiny_drafter: Path) -> None:
+    for drafter, method in ((tiny_target, "draft_model"), (tiny_drafter, "serial")):
+        asked = {"model": str(drafter), "num_speculative_tokens": 3}
+        config = d3d.load(str(tiny_target), dtype="float32", speculative_config=asked).config()
+        assert (config.method, config.max_draft_length) == (method, 3)
+        options = ("--model", tiny_target, "--speculative-config", json.dumps(asked))
+        plan = command("generate", "--dry-run", "--json", "--prompt", "hello", *options).record
+        assert plan["mode"] == method
 
 
 def test_plain_mode_loads_no_drafter_at_all(tiny_target: Path) -> None:

@@ -12,7 +12,7 @@ from d3d.engine.drafter import Draft
 from d3d.engine.request import Request
 from d3d.hub.checkpoint import read_config
 from d3d.hub.presets import read_preset
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.fused.plan import RowPlan
 from d3d.target.native import NativeTarget
 
@@ -54,7 +54,7 @@ def test_clean_rows_of_a_fused_pass_are_those_of_a_plain_pass(model: d3d.Model) 
     transformer = model.parts.target.model
     plain, fused = (
         NativeTarget(transformer),
-        FusedEngine(NativeTarget(transformer), model.drafter, 3, 16),
+        FusedTarget(NativeTarget(transformer), model.drafter, 3, 16),
     )
     request, draft = Request(ids[:-4]), Draft(tuple(ids[-3:]))
     for target in (plain, fused):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from d3d.config import asked_method, request_config, usual_method
+from d3d.config import asked_method, request_config
 from d3d.engine.engine import Engine
 from d3d.engine.params import SamplingParams
 from d3d.engine.request import Request, new_request
@@ -36,7 +36,7 @@ from d3d.text.prompts import encode_prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-ENGINES = ("native", "transformers")
+BACKENDS = ("native", "transformers")
 
 DEFAULT_BATCH = 8
 """Default number of requests decoded together."""
@@ -56,12 +56,12 @@ class Model:
         parts: Parts,
         *,
         preset: MethodConfig | None = None,
-        engine_name: str = "native",
+        backend: str = "native",
     ) -> None:
         """preset: default method and options of requests."""
         self.parts = parts
         self.preset = preset
-        self.engine_name = engine_name
+        self.backend = backend
         self.max_batch = DEFAULT_BATCH
         """Maximum number of requests from `add` that are decoded together; read when a method's
         first request comes."""
@@ -133,10 +133,7 @@ class Model:
     @property
     def default_method(self) -> str:
         """Method of a request that names none."""
-        if self.parts.draft_model is not None and self.parts.drafter is None:
-            named = None if self.preset is None else self.preset.method
-            return named if named in ("plain", "ngram") else "draft_model"
-        return usual_method(self.preset, has_drafter=self.has_drafter)
+        return self.config().method
 
     def config(self, **options: Unpack[SpeculationOptions]) -> MethodConfig:
         """Resolve a request's method and options against the preset. Raises InvalidRequest."""
@@ -146,8 +143,12 @@ class Model:
                 "speculative_config: model: the drafter is named when the model is loaded: "
                 "d3d.load(target, drafter)"
             )
-        method = asked.method or self.default_method
-        return request_config(self.preset, method, asked.options, has_drafter=self.has_drafter)
+        return request_config(
+            self.preset,
+            asked,
+            has_drafter=self.parts.drafter is not None,
+            has_draft_model=self.parts.draft_model is not None,
+        )
 
     def built(self, config: MethodConfig) -> Built:
         """Target and drafter of a method, built on first use. Raises InvalidRequest,

@@ -144,7 +144,7 @@ def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice
             )
     if method is None and {"prompt_lookup_min", "prompt_lookup_max"} & fields.keys():
         method = "ngram"
-    return SpeculativeChoice(method, canonical(fields), drafter)
+    return SpeculativeChoice(METHOD_ALIASES.get(method, method), canonical(fields), drafter)
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
@@ -204,33 +204,38 @@ def preset_config(preset: PresetFile, source: str) -> MethodConfig:
         raise InvalidCheckpoint(f"preset {source}: {error}") from error
 
 
-def usual_method(preset: MethodConfig | None, *, has_drafter: bool) -> str:
-    """Default method: the preset's, else serial if there is a drafter."""
+def usual_method(
+    preset: MethodConfig | None, *, has_drafter: bool, has_draft_model: bool = False
+) -> str:
+    """Default method: the preset's, else serial if there is a D3D drafter, draft_model if there is
+    only a causal one."""
     if preset is not None and (has_drafter or preset.method in ("plain", "ngram")):
         return preset.method
-    return "serial" if has_drafter else "plain"
+    return "serial" if has_drafter else "draft_model" if has_draft_model else "plain"
 
 
 def request_config(
     preset: MethodConfig | None,
-    method: str | None,
-    options: Mapping[str, Any],
+    asked: SpeculativeChoice,
     *,
     has_drafter: bool,
+    has_draft_model: bool = False,
 ) -> MethodConfig:
     """Config of a request: its own options, completed from a preset of the same method. Auto mode
-    also takes a serial preset's options that skip drafts. Raises InvalidRequest."""
-    method = METHOD_ALIASES.get(method or "", method) or usual_method(
-        preset, has_drafter=has_drafter
+    also takes a serial preset's options that skip drafts. asked: see `asked_method`; has_drafter,
+    has_draft_model: whether there is a D3D drafter, or a causal one. Raises InvalidRequest."""
+    method = asked.method or usual_method(
+        preset, has_drafter=has_drafter, has_draft_model=has_draft_model
     )
-    if method in NEED_DRAFTER and not has_drafter:
+    has_needed = has_drafter or (has_draft_model and method == "draft_model")
+    if method in NEED_DRAFTER and not has_needed:
         raise no_drafter(method)
-    fields = {name: value for name, value in canonical(options).items() if value is not None}
+    fields = {name: value for name, value in asked.options.items() if value is not None}
     if preset is not None:
         names: tuple[str, ...] = ()
         if preset.method == method:
             names = tuple(type(preset).model_fields.keys() - {"method"})
-        elif method == "auto" and preset.method == "serial" and has_drafter:
+        elif (method, preset.method) == ("auto", "serial") and (has_drafter or has_draft_model):
             names = SHARED_WITH_AUTO
         for name in names:
             if getattr(preset, name) is not None:

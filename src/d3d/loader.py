@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from d3d.api import ENGINES, Model
+from d3d.api import BACKENDS, Model
 from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, request_config
 from d3d.errors import InvalidRequest
 from d3d.forks import set_num_threads
-from d3d.hub.checkpoint import read_config
-from d3d.hub.names import drafter_of, resolve_drafter
+from d3d.hub.checkpoint import is_causal_model, read_config
+from d3d.hub.names import drafter_of, fetch_config, is_hub_id, resolve_drafter
 from d3d.hub.open_drafter import ready_apart, ready_drafters
 from d3d.hub.open_model import open_model
 from d3d.hub.presets import PRESETS, PresetFile, is_preset_file, read_preset
@@ -36,21 +36,23 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     plain: bool = False,
-    engine: str = "native",
+    backend: str = "native",
     quantize: str | None = None,
     draft_model: str | None = None,
     speculative_config: Mapping[str, Any] | str | None = None,
+    engine: str | None = None,
 ) -> Model:
     """Load a target and its drafter.
 
     target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a
     preset brings its own. plain: load no drafter. device: auto, cpu, cuda or cuda:N. dtype: auto,
-    float32 or bfloat16. engine: "native" runs the target in d3d's own decoder; "transformers" runs
+    float32 or bfloat16. backend: "native" runs the target in d3d's own decoder; "transformers" runs
     any causal language model that can be rewound, slower and without fused and async mode.
     quantize: "int8" rounds the linear weights of both models; every method then preserves the
     rounded target's output. draft_model: causal model that drafts (method draft_model).
     speculative_config: default method and options of requests, in vLLM's format; its key `model`
-    names the drafter. Raises InvalidCheckpoint or InvalidRequest.
+    names the drafter, and without a method the drafter's kind decides: a causal model drafts by
+    draft_model. engine: alias of backend. Raises InvalidCheckpoint or InvalidRequest.
 
     A preset file also sets the default method and options, the dtype if `dtype` is auto, `quantize`
     if it is None, and the number of threads, which is torch's process-wide setting."""
@@ -58,8 +60,7 @@ def load(
     if speculative_config is not None:
         choice = read_speculative_config(speculative_config)
         drafter, draft_model = _named_once(drafter, draft_model, choice)
-    if engine not in ENGINES:
-        raise InvalidRequest(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+    backend = _one_backend(backend, engine)
     if drafter is not None and draft_model is not None:
         raise InvalidRequest(
             f"draft_model: {draft_model} and the drafter {drafter} are both named; give one of them"
@@ -72,9 +73,9 @@ def load(
     has_own = drafter is None
     config = None if preset is None else preset[1]
     if choice.method is not None or choice.options:
-        method = choice.method or ("draft_model" if draft_model is not None else None)
-        has_drafter = path is not None or (draft_model is not None and method == "draft_model")
-        config = request_config(config, method, choice.options, has_drafter=has_drafter)
+        config = request_config(
+            config, choice, has_drafter=path is not None, has_draft_model=draft_model is not None
+        )
     if preset is not None:
         file = preset[0]
         target, dtype = file.target, file.dtype if dtype == "auto" else dtype
@@ -82,14 +83,23 @@ def load(
         has_own = has_own and file.drafter is None
         if file.threads is not None:
             set_num_threads(file.threads)
-    opened = _with_transformers if engine == "transformers" else _native
+    opened = _with_transformers if backend == "transformers" else _native
     parts = opened(target, path, device=device, dtype=dtype, quantize=quantize)
     if has_own and target in PRESETS:
         parts.preset_rows = PRESETS[target].fused_rows
     if draft_model is not None:
         parts.draft_model = open_model(draft_model, device=device, dtype=dtype, quantize=quantize)
         pack_weights(parts.draft_model.transformer, quantize=quantize)
-    return Model(parts, preset=config, engine_name=engine)
+    return Model(parts, preset=config, backend=backend)
+
+
+def _one_backend(backend: str, engine: str | None) -> str:
+    """The backend, which `engine` may name too. Raises InvalidRequest."""
+    if engine is not None and backend not in ("native", engine):
+        raise InvalidRequest(f"backend: {backend!r} and engine: {engine!r} are one option")
+    if (engine or backend) not in BACKENDS:
+        raise InvalidRequest(f"backend: {engine or backend!r} is not one of {', '.join(BACKENDS)}")
+    return engine or backend
 
 
 def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Path | None:
@@ -105,14 +115,24 @@ def _drafter_path(target: str, drafter: str | Path | None, *, plain: bool) -> Pa
     return path
 
 
+def drafts_as_model(name: str, method: str | None) -> bool:
+    """True if a named drafter is a causal model for method draft_model: by the method, else by its
+    kind. Of a hub id the config is fetched. Raises InvalidCheckpoint."""
+    if method is not None or name in PRESETS or is_preset_file(name):
+        return method == "draft_model"
+    path = Path(name).expanduser()
+    return is_causal_model(fetch_config(name) if is_hub_id(name) and not path.exists() else path)
+
+
 def _named_once(
     drafter: str | Path | None, draft_model: str | None, choice: SpeculativeChoice
 ) -> tuple[str | Path | None, str | None]:
     """Drafter and draft model, one of which `speculative_config` may name. Raises InvalidRequest if
     two different ones are named."""
-    name, is_causal = choice.drafter, choice.method == "draft_model"
+    name = choice.drafter
     if name is None:
         return drafter, draft_model
+    is_causal = drafts_as_model(name, choice.method)
     given = draft_model if is_causal else drafter
     if given is not None and str(given) != name:
         raise InvalidRequest(
@@ -142,7 +162,7 @@ def _with_transformers(
 
     if quantize is not None:
         raise InvalidRequest(
-            "quantize: only d3d's own engine rounds weights; leave it out, or use the engine native"
+            "quantize: only d3d's own decoder rounds weights; leave it out, or use backend native"
         )
     model = open_transformers(target, device=device, dtype=dtype)
     drafter_model = None if drafter is None else ready_apart(model, drafter)

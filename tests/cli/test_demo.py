@@ -83,8 +83,8 @@ def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         engine,
         "sample_match",
-        lambda rows, draft, request: (
-            Verdict(tuple(draft), 80) if len(draft) else real(rows, draft, request)
+        lambda rows, draft, request, _: (
+            Verdict(tuple(draft), 80) if len(draft) else real(rows, draft, request, None)
         ),
     )
     outcome = d3d("demo", "--max-tokens", 16)

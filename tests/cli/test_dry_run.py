@@ -53,7 +53,9 @@ def test_the_plan_of_the_default_method(dry: Any) -> None:
     assert plan["drafter"]["shares_target"] is True
     assert plan["drafter"]["block_size"] == 6
     assert plan["mode"] == "serial"
-    assert plan["modes"] == {"serial": {"draft_length": 5, "num_denoise_steps": 1}}
+    assert plan["modes"] == {
+        "serial": {"draft_length": "measured at the start", "num_denoise_steps": 1}
+    }
     assert plan["cores"] == [0, 1, 2, 3, 4, 5]
     assert plan["memory"]["target_bytes"] > 0
     assert plan["memory"]["drafter_bytes"] > 0
@@ -61,15 +63,16 @@ def test_the_plan_of_the_default_method(dry: Any) -> None:
 
 
 def test_what_spares_the_drafter_is_told(dry: Any) -> None:
-    told = {"draft_length": 5, "num_denoise_steps": 1, "lookup": 2, "least_kept": 0.5}
+    told = {"num_denoise_steps": 1, "lookup": 2, "least_kept": 0.5}
+    told |= {"draft_length": "measured at the start"}
     assert dry("--json", "--lookup", 2, "--least-kept", 0.5).record["modes"] == {"serial": told}
     assert dry("--json", "--lookup", 0, "--least-kept", 0).record["modes"] == {
-        "serial": {"draft_length": 5, "num_denoise_steps": 1}
+        "serial": {"draft_length": "measured at the start", "num_denoise_steps": 1}
     }
 
 
 def test_beside_another_engine_a_drafter_has_weights_of_its_own(dry: Any) -> None:
-    shared, own = dry("--json").record, dry("--json", "--engine", "transformers").record
+    shared, own = dry("--json").record, dry("--json", "--backend", "transformers").record
     assert own["drafter"]["shares_target"] is False
     assert (
         own["memory"]["drafter_bytes"]
@@ -157,7 +160,7 @@ def test_people_read_it_in_lines(dry: Any) -> None:
     assert outcome.code == 0, outcome.err
     heads = [line.split()[0] for line in outcome.out.splitlines() if not line.startswith(" ")]
     assert heads == ["target", "drafter", "mode", "cores", "memory"]
-    assert "serial: draft length 5" in outcome.out
+    assert "serial: draft length measured at the start" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_people_read_it_in_lines(dry: Any) -> None:
         (("--mode", "async", "--miss-policy", "hope"), "miss_policy: 'hope'"),
         (("--mode", "serial", "--rows", 9), "rows: method serial"),
         (("--draft-length", 7), "draft_length: 7"),
-        (("--denoise-steps", 6), "num_denoise_steps: 6"),
+        (("--denoise-steps", 7), "num_denoise_steps: 7"),
         (("--mode", "fused", "--rows", 1), "rows: 1"),
         (("--mode", "fused", "--draft-length", 6), "slots draft 5 tokens at most"),
         (

@@ -12,7 +12,7 @@ from d3d.engine.drafter import Draft, Drafter
 from d3d.engine.engine import Engine
 from d3d.engine.request import Request
 from d3d.methods.draft_model.drafter import DraftModelDrafter
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.ngram.drafter import NgramDrafter
 from d3d.methods.serial import denoise
 from d3d.methods.serial.drafter import BlockDrafter
@@ -116,7 +116,7 @@ def test_drafts_and_answers_are_those_alone(
 
 @pytest.mark.parametrize("max_batch", [1, 2, 4])
 def test_fused_answers_are_those_alone(max_batch: int, small: NativeTarget) -> None:
-    engine = FusedEngine(small, tiny_drafter(small.model), 4, 12)
+    engine = FusedTarget(small, tiny_drafter(small.model), 4, 12)
     together = run_all(engine, engine, ten(small), 4, max_batch)
     assert ids(together) == ids(alone(small))
     assert not any(one.faults for one in together)

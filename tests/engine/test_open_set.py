@@ -16,7 +16,7 @@ from d3d.engine.engine import Engine
 from d3d.engine.request import Request, new_request
 from d3d.engine.round import Round
 from d3d.engine.sampling import SamplingParams
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.ngram.drafter import NgramDrafter
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.transformer import Transformer
@@ -127,7 +127,7 @@ def serial_alone(native: NativeTarget) -> tuple[Target, Drafter]:
 
 
 def fused(native: NativeTarget) -> tuple[Target, Drafter]:
-    engine = FusedEngine(native, tiny_drafter(native.model), 4, 8, lookup=4)
+    engine = FusedTarget(native, tiny_drafter(native.model), 4, 8, lookup=4)
     return engine, engine
 
 

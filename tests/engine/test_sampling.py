@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from d3d.engine.choice_gap import choice_gap
 from d3d.engine.noise import uniform
 from d3d.engine.request import Request
 from d3d.engine.round import TokenLogprob
@@ -22,7 +23,6 @@ from d3d.engine.sampling import (
     LogitRows,
     SamplingParams,
     TokenCounts,
-    choice_gap,
     choose,
     inverse_cdf,
     validate_params,

@@ -379,5 +379,5 @@ def test_what_is_unknown_or_not_to_be_had_is_refused(monkeypatch: pytest.MonkeyP
     assert quantizations(CPU) == ()
     with pytest.raises(InvalidRequest, match="needs a processor with VNNI"):
         check_quantize("int8", CPU)
-    with pytest.raises(InvalidRequest, match="only d3d's own engine"):
-        d3d.load("anywhere", engine="transformers", quantize="int8")
+    with pytest.raises(InvalidRequest, match="only d3d's own decoder"):
+        d3d.load("anywhere", backend="transformers", quantize="int8")

@@ -166,5 +166,6 @@ class Unhurried(Slow):
 
     def _is_working(self) -> bool:
         worker = self._coordinator.link.worker
-        asked = self._coordinator.num_pending > 0
+        sequences = self._coordinator._sequences.values()
+        asked = any(sequence.pending is not None for sequence in sequences)
         return asked and worker is not None and worker.transport._incoming.empty()  # type: ignore[attr-defined]

@@ -266,9 +266,9 @@ class Going:
         ends[one.way](coordinator, engine, drafter, runs)
         self.look_at(runs)
         self.tally.stale += coordinator.cache.num_stale
-        if (coordinator.num_sequences, len(coordinator.cache)) != (0, 0):
+        if (len(coordinator._sequences), len(coordinator.cache)) != (0, 0):
             self.complain(
-                f"left behind: {coordinator.num_sequences} sequences, "
+                f"left behind: {len(coordinator._sequences)} sequences, "
                 f"{len(coordinator.cache)} blocks"
             )
         if (engine.num_held, drafter.num_held) != (0, 0):

@@ -113,7 +113,7 @@ def test_a_rewind_keeps_all_but_the_anchor_and_an_end_forgets_the_request(gpt2: 
 def test_a_family_that_we_do_not_know_answers_as_generate_does(gpt2: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="'gpt2' is not supported"):
         d3d.load(str(gpt2), device="cpu", dtype="float32")
-    model = d3d.load(str(gpt2), device="cpu", dtype="float32", engine="transformers")
+    model = d3d.load(str(gpt2), device="cpu", dtype="float32", backend="transformers")
     target = model.target
     assert isinstance(target, TransformersModel)
     expected = target.model.generate(
@@ -210,7 +210,7 @@ def test_drafters_of_the_same_vocabulary_draft_for_it(
 ) -> None:
     native = d3d.load(str(tiny_target), tiny_drafter, device="cpu", dtype="float32")
     model = d3d.load(
-        str(tiny_target), tiny_drafter, device="cpu", dtype="float32", engine="transformers"
+        str(tiny_target), tiny_drafter, device="cpu", dtype="float32", backend="transformers"
     )
     assert model.target.fingerprint == native.target.fingerprint
     expected = native.generate("the cat sat", max_tokens=24, mode="plain")
@@ -225,7 +225,7 @@ def test_drafters_of_the_same_vocabulary_draft_for_it(
         == run(native.parts.target, None, PROMPTS[0], max_tokens=24).ids
     )
     full = write_tiny_drafter(tmp_path / "full", tiny_target, scope=None)
-    whole = d3d.load(str(tiny_target), full, device="cpu", dtype="float32", engine="transformers")
+    whole = d3d.load(str(tiny_target), full, device="cpu", dtype="float32", backend="transformers")
     assert whole.generate("the cat sat", max_tokens=24).token_ids == expected.token_ids
 
 
@@ -233,7 +233,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(gpt2: Path, tmp_path: Path) 
     other = write_tiny_target(tmp_path / "other", texts=["zigzag zebra zoo"] * 9)
     drafter = write_tiny_drafter(tmp_path / "drafter", other)
     with pytest.raises(InvalidCheckpoint, match="another tokenizer"):
-        d3d.load(str(gpt2), drafter, device="cpu", dtype="float32", engine="transformers")
+        d3d.load(str(gpt2), drafter, device="cpu", dtype="float32", backend="transformers")
 
 
 @pytest.mark.parametrize("mode", ["fused", "async"])
@@ -241,9 +241,9 @@ def test_modes_that_need_our_own_decoder_are_refused_by_name(
     tiny_target: Path, tiny_drafter: Path, mode: str
 ) -> None:
     model = d3d.load(
-        str(tiny_target), tiny_drafter, device="cpu", dtype="float32", engine="transformers"
+        str(tiny_target), tiny_drafter, device="cpu", dtype="float32", backend="transformers"
     )
-    with pytest.raises(InvalidRequest, match=f"{mode} needs d3d's own engine"):
+    with pytest.raises(InvalidRequest, match=f"{mode} needs d3d's own decoder"):
         model.generate("hello", mode=mode)
     arguments = (
         "--prompt",
@@ -252,12 +252,12 @@ def test_modes_that_need_our_own_decoder_are_refused_by_name(
         tiny_target,
         "--drafter",
         tiny_drafter,
-        "--engine",
+        "--backend",
         "transformers",
         "--mode",
         mode,
     )
-    assert command("generate", *arguments).is_refusal(mode, "--engine")
+    assert command("generate", *arguments).is_refusal(mode, "--backend")
 
 
 SLIDING = {"sliding_window": 16, **LAYERS, **SMALL}
@@ -300,7 +300,7 @@ def test_what_cannot_be_rewound_is_refused_by_name_with_the_reason(
         "x",
         "--target",
         tmp_path / kind,
-        "--engine",
+        "--backend",
         "transformers",
         "--mode",
         "plain",
@@ -361,7 +361,7 @@ def test_the_command_line_takes_the_engine(
         "--max-tokens",
         12,
         "--json",
-        "--engine",
+        "--backend",
         "transformers",
         *model,
     )
@@ -372,7 +372,7 @@ def test_the_command_line_takes_the_engine(
             "token_ids"
         ]
     )
-    assert command("generate", "--prompt", "x", "--engine", "nope", *model).is_refusal(
+    assert command("generate", "--prompt", "x", "--backend", "nope", *model).is_refusal(
         "native, transformers"
     )
     file = tmp_path / "mine.jsonl"
@@ -384,7 +384,7 @@ def test_the_command_line_takes_the_engine(
         "lookup",
         "--method",
         "draft_model",
-        "--engine",
+        "--backend",
         "transformers",
     )
     places = ("--set", file, "--max-tokens", 6, "--results", tmp_path)
@@ -404,5 +404,16 @@ def test_the_command_line_takes_the_engine(
         "another engine"
     )
     assert command(
-        "bench", "run", "async", *places, "--method", "async", "--engine", "transformers", *model
+        "bench", "run", "async", *places, "--method", "async", "--backend", "transformers", *model
     ).is_refusal("async")
+
+
+def test_engine_is_an_alias_of_backend(gpt2: Path) -> None:
+    places: Any = {"device": "cpu", "dtype": "float32"}
+    assert d3d.load(str(gpt2), engine="transformers", **places).backend == "transformers"
+    with pytest.raises(InvalidRequest, match="backend: 'transformers' and engine: 'native'"):
+        d3d.load(str(gpt2), backend="transformers", engine="native", **places)
+    for flag in ("--engine", "--backend"):
+        options = ("--target", gpt2, flag, "transformers", "--device", "cpu", "--json")
+        plan = command("generate", "--dry-run", "--prompt", "x", *options).record
+        assert plan["target"]["backend"] == "transformers"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
@@ -280,7 +280,7 @@ def test_a_previous_token_head_is_heeded_in_replay() -> None:
 def test_fused_rounds_are_those_of_fused_decoding(kind: dict[str, Any]) -> None:
     base = tiny_transformer(seed=1)
     engine, model = NativeTarget(base), tiny_drafter(base, trained=False, **kind)
-    fused = FusedEngine(engine, model, 4, 40)
+    fused = FusedTarget(engine, model, 4, 40)
     rounds: list[int] = []
     samples = []
     for seed in range(4):

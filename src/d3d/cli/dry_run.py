@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from d3d.cli.options import ModelChoice
-from d3d.config import SpeculativeChoice, request_config, usual_method
+from d3d.config import SpeculativeChoice, request_config
 from d3d.errors import D3DError
 from d3d.hub.checkpoint import DRAFT_IDS, SCALE, CheckpointConfig, read_config
 from d3d.hub.footprint import footprint, model_config
@@ -36,8 +36,8 @@ class Drafting:
     path: Path
     config: CheckpointConfig
     num_target_layers: int
-    engine: str
-    """Engine of the target. Beside another engine, a drafter runs in d3d's own with its own
+    backend: str
+    """Backend of the target. Beside another, a drafter runs in d3d's own with its own
     weights."""
 
     @property
@@ -47,7 +47,7 @@ class Drafting:
         is_whole = drafter.clean_rows_are_base and drafter.kept_layers == tuple(
             range(self.num_target_layers)
         )
-        return is_whole and self.engine == "native"
+        return is_whole and self.backend == "native"
 
     @property
     def kind(self) -> str:
@@ -94,13 +94,17 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     num_layers = 0 if config is None else config.num_hidden_layers
     drafting = None
     if asked.method not in ("plain", "ngram") and draft_model is None:
-        drafting = _drafting(drafter, named, num_layers, choice.engine)
-    has_drafter = drafting is not None or draft_model is not None
-    method = asked.method or usual_method(preset_config, has_drafter=has_drafter)
-    chosen = request_config(preset_config, method, asked.options, has_drafter=has_drafter)
+        drafting = _drafting(drafter, named, num_layers, choice.backend)
+    chosen = request_config(
+        preset_config,
+        asked,
+        has_drafter=drafting is not None,
+        has_draft_model=draft_model is not None,
+    )
+    method = chosen.method
     facts = Facts(
         device,
-        choice.engine == "native",
+        choice.backend == "native",
         None if drafting is None else drafting.config.drafter,
         drafting is not None and drafting.is_target,
         None if named is None else named.fused_rows,
@@ -115,7 +119,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
     return {
         "target": {
             "source": name,
-            "engine": choice.engine,
+            "backend": choice.backend,
             "device": str(device),
             "dtype": str(dtype).removeprefix("torch."),
             "quantize": quantize,
@@ -133,7 +137,8 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
     """Plan of the run, as lines of text."""
     target, drafter, memory = plan["target"], plan["drafter"], plan["memory"]
     kind = precision(target["dtype"], target["quantize"])
-    yield f"target     {target['source']}: {kind} on {target['device']}, engine {target['engine']}"
+    places = f"{kind} on {target['device']}, backend {target['backend']}"
+    yield f"target     {target['source']}: {places}"
     if drafter is None:
         yield "drafter    none"
     else:
@@ -163,7 +168,7 @@ def lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _drafting(
-    name: str | None, preset: Preset | None, num_layers: int, engine: str
+    name: str | None, preset: Preset | None, num_layers: int, backend: str
 ) -> Drafting | None:
     if name is None and preset is None:
         return None
@@ -184,7 +189,7 @@ def _drafting(
         path,
         config,
         num_layers,
-        engine,
+        backend,
     )
 
 
@@ -226,7 +231,7 @@ def _memory(
     }
     if (
         drafting is not None
-        and drafting.engine != "native"
+        and drafting.backend != "native"
         and drafting.config.drafter.delta is not None
     ):
         fields["drafter_bytes"] += size.num_bytes(

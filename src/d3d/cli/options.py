@@ -35,9 +35,11 @@ QuantizeOption = Annotated[
         rich_help_panel="Model",
     ),
 ]
-EngineOption = Annotated[
+BackendOption = Annotated[
     str,
     typer.Option(
+        "--backend",
+        "--engine",
         help="What runs the target: native, or transformers for any causal language model "
         "(slower; without fused and async).",
         rich_help_panel="Model",
@@ -205,7 +207,7 @@ class ModelChoice:
     drafter: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    engine: str = "native"
+    backend: str = "native"
     quantize: str | None = None
 
     @property
@@ -225,7 +227,7 @@ class ModelChoice:
             device=self.device,
             dtype=self.dtype,
             plain=method in ("plain", "ngram"),
-            engine=self.engine,
+            backend=self.backend,
             quantize=self.quantize,
             draft_model=draft_model,
         )
@@ -247,17 +249,22 @@ class ModelChoice:
             raise InvalidRequest(
                 f"--method {method} uses no drafter; leave --drafter out, or use --method serial"
             )
-        if self.engine != "native" and self.quantize is not None:
+        if self.backend != "native" and self.quantize is not None:
             raise InvalidRequest(
-                "--quantize needs d3d's own engine; leave --engine out, or --quantize"
+                "--quantize needs d3d's own decoder; leave --backend out, or --quantize"
             )
-        if self.engine != "native" and method in ("fused", "async"):
+        if self.backend != "native" and method in ("fused", "async"):
             raise InvalidRequest(
-                f"--method {method} needs d3d's own engine; leave --engine out, or use --method "
+                f"--method {method} needs d3d's own decoder; leave --backend out, or use --method "
                 "plain or serial"
             )
         if method == "draft_model" and drafter is not None:
             return None, drafter
+        if method is None and named is not None:
+            from d3d.loader import drafts_as_model
+
+            if drafts_as_model(named, method):
+                return None, named
         if method in NEED_DRAFTER and drafter is None and not _brings_one(self.name):
             raise InvalidRequest(
                 f"--method {method} needs a drafter for {self.name}; give one with --drafter, or "
@@ -308,7 +315,7 @@ TARGET = Group("model", _target_parameters(None), _one_target)
 def _model_choice(given: dict[str, Any]) -> ModelChoice:
     if given["drafter"] is not None and not given["drafter"].strip():
         raise InvalidRequest("--drafter is empty; name something, or leave it out")
-    names = ("drafter", "device", "dtype", "engine", "quantize")
+    names = ("drafter", "device", "dtype", "backend", "quantize")
     return ModelChoice(_one_target(given), **{name: given[name] for name in names})
 
 
@@ -334,7 +341,7 @@ MODEL = Group(
         _annotated("device", DeviceOption, "auto"),
         _annotated("dtype", DTypeOption, "auto"),
         _annotated("quantize", QuantizeOption, None),
-        _annotated("engine", EngineOption, "native"),
+        _annotated("backend", BackendOption, "native"),
     ),
     _model_choice,
 )

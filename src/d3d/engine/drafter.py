@@ -14,14 +14,14 @@ import torch
 
 from d3d.engine.clock import Span
 from d3d.engine.round import Preparation, Round
-from d3d.engine.sampling import LogitRows
+from d3d.engine.sampling import LogitRows, Parents
 
 if TYPE_CHECKING:
     from d3d.engine.request import Request
 
 
 class Draft(NamedTuple):
-    """Tokens proposed for the positions after the anchor; may be empty."""
+    """Tokens proposed to follow the anchor; may be empty. They form a chain, or a tree."""
 
     token_ids: tuple[int, ...] = ()
     fault: str | None = None
@@ -34,6 +34,47 @@ class Draft(NamedTuple):
     """True if prompt lookup copied the draft, without a model."""
     num_slots: int = 0
     """Fused mode: slots of the pass that verifies it."""
+    parents: Parents = None
+    """In a tree: index of the token that each token follows, an earlier one or -1, the anchor; None
+    for a chain."""
+
+    @property
+    def depth(self) -> int:
+        """Most tokens that can be accepted together."""
+        return (
+            len(self.token_ids) if self.parents is None else max(_depths(self.parents), default=0)
+        )
+
+    def cut(self, depth: int, num_nodes: int, *, as_chain: bool = False) -> Draft:
+        """Keep the first `num_nodes` tokens of at most this depth; as_chain: of those only the
+        first path."""
+        if self.parents is None:
+            length = min(depth, num_nodes)
+            kept = self.token_ids[:length]
+            return self if len(self.token_ids) <= length else self._replace(token_ids=kept)
+        depths = _depths(self.parents)
+        nodes = [node for node, level in enumerate(depths) if level <= depth][:num_nodes]
+        if as_chain:
+            path = [-1]
+            for node in nodes:
+                if self.parents[node] == path[-1]:
+                    path.append(node)
+            nodes = path[1:]
+        place = {node: index for index, node in enumerate((-1, *nodes), -1)}
+        parents = tuple(place[self.parents[node]] for node in nodes)
+        return self._replace(
+            token_ids=tuple(self.token_ids[node] for node in nodes),
+            confidences=tuple(self.confidences[node] for node in nodes if self.confidences),
+            parents=None if parents == tuple(range(-1, len(nodes) - 1)) else parents,
+        )
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each token of a tree, from 1."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 NO_DRAFT = Draft()
@@ -45,10 +86,15 @@ class Drafter(ABC):
     max_draft_length: int
     """Maximum draft length; 0 if it never drafts."""
 
+    @property
+    def max_nodes(self) -> int:
+        """Maximum number of tokens in a draft; more than `max_draft_length` if it drafts trees."""
+        return self.max_draft_length
+
     @abstractmethod
     def propose(self, requests: Sequence[Request]) -> list[Draft]:
-        """Draft for each request: at most `request.draft_room(self.max_draft_length)` tokens,
-        possibly none."""
+        """Draft for each request: at most `request.draft_room(self.max_draft_length)` tokens deep,
+        possibly nothing."""
 
     def ready(self) -> None:
         """Start workers before requests join. Raises WorkerFailed."""
@@ -96,6 +142,9 @@ class Target(ABC):
 
     Between rounds its cache holds each request's committed tokens except the anchor."""
 
+    verifies_trees = False
+    """False if drafts must be chains; a tree is then cut to its first path."""
+
     @property
     @abstractmethod
     def vocab_size(self) -> int: ...
@@ -118,6 +167,11 @@ class Target(ABC):
     @abstractmethod
     def verify(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[LogitRows]:
         """Append each request's anchor and draft; returns the logits of these rows."""
+
+    def keep_path(self, request: Request, path: Sequence[int]) -> None:
+        """Keep these tokens of a draft tree right after the anchor; called between `verify` and
+        `rewind`, before the request is extended. For targets that verify trees."""
+        raise NotImplementedError
 
     @abstractmethod
     def rewind(self, requests: Sequence[Request]) -> None:
@@ -143,10 +197,11 @@ class Target(ABC):
         return 0
 
 
-def guarded(drafter: Drafter, vocab_size: int) -> Guarded:
-    """Wrap a drafter so that it can only cost time: an error, or a token outside the target's
-    vocabulary, ends drafting for the requests concerned, and is reported once."""
-    return Guarded(drafter, vocab_size)
+def guarded(drafter: Drafter, vocab_size: int, *, trees: bool = False) -> Guarded:
+    """Wrap a drafter so that it can only cost time: an error, a token outside the target's
+    vocabulary or a malformed tree ends drafting for the requests concerned, and is reported once.
+    trees: False if the target verifies chains only."""
+    return Guarded(drafter, vocab_size, trees)
 
 
 MOST_FAILURES = 3
@@ -156,8 +211,8 @@ MOST_FAILURES = 3
 class Guarded(Drafter):
     """Drafter wrapped by `guarded`."""
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self.drafter, self._vocab_size = drafter, vocab_size
+    def __init__(self, drafter: Drafter, vocab_size: int, trees: bool) -> None:
+        self.drafter, self._vocab_size, self._trees = drafter, vocab_size, trees
         self.max_draft_length = drafter.max_draft_length
         self._spoilt: set[int] = set()
         """Ids of requests that are no longer drafted for."""
@@ -197,16 +252,17 @@ class Guarded(Drafter):
         return checked
 
     def _checked(self, request: Request, draft: Draft) -> Draft:
-        """Limit a draft to the request's room; reject ids outside the target's vocabulary."""
+        """Limit a draft to the request's room; reject ids outside the target's vocabulary, and
+        malformed trees."""
         if any(not 0 <= token_id < self._vocab_size for token_id in draft.token_ids):
             return Draft(
                 fault="the drafter proposed an id outside of the target's vocabulary "
                 f"of {self._vocab_size}"
             )
+        if draft.parents is not None and not _is_tree(draft.parents, len(draft.token_ids)):
+            return Draft(fault=f"the drafter proposed a malformed tree: parents {draft.parents}")
         room = request.draft_room(self.max_draft_length)
-        if len(draft.token_ids) <= room:
-            return draft
-        return draft._replace(token_ids=draft.token_ids[:room])
+        return draft.cut(room, self.drafter.max_nodes, as_chain=not self._trees)
 
     def prefilled(self, seconds: float, num_tokens: int) -> None:
         self._tell(lambda: self.drafter.prefilled(seconds, num_tokens))
@@ -235,3 +291,10 @@ class Guarded(Drafter):
             notify()
         except Exception:  # if the drafter is broken, its next proposal fails
             return
+
+
+def _is_tree(parents: Sequence[int], num_tokens: int) -> bool:
+    """True if every token's parent is the anchor or an earlier token."""
+    return len(parents) == num_tokens and all(
+        isinstance(parent, int) and -1 <= parent < node for node, parent in enumerate(parents)
+    )

@@ -39,7 +39,9 @@ class Engine:
                 f"max_batch and prefill_rows must be 1 or more, got {max_batch} and {prefill_rows}"
             )
         self.target = target
-        self.drafter = guarded(drafter or NoDrafter(), target.vocab_size)
+        self.drafter = guarded(
+            drafter or NoDrafter(), target.vocab_size, trees=target.verifies_trees
+        )
         self.max_batch, self.prefill_rows, self._accept = (
             max_batch,
             prefill_rows,
@@ -106,11 +108,14 @@ class Engine:
         try:
             logits = self.target.verify(running, drafts)
             verdicts = [
-                self._accept(rows, draft.token_ids, request)
+                self._accept(rows, draft.token_ids, request, draft.parents)
                 for request, draft, rows in zip(running, drafts, logits, strict=True)
             ]
             t_verify, span = time.perf_counter() - drafted, self.target.pass_span()
             times = RoundTimes(started, drafted - started, t_verify, span)
+            for request, verdict in zip(running, verdicts, strict=True):
+                if verdict.path:
+                    self.target.keep_path(request, verdict.path)
             rounds = [
                 request.commit(draft, verdict, times)
                 for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
@@ -133,7 +138,7 @@ class Engine:
         try:
             logits = self.target.prefill(self.reading, self.prefill_rows)
             read = [
-                (request, self._accept(rows, (), request))
+                (request, self._accept(rows, (), request, None))
                 for request, rows in zip(self.reading, logits, strict=True)
                 if rows is not None
             ]

@@ -31,7 +31,7 @@ def acceptance_length_drafted(rounds: Iterable[Round]) -> float:
 def acceptance_rate(rounds: Sequence[Round]) -> float:
     """Share of drafted tokens that were kept."""
     return ratio(
-        sum(round_.num_accepted for round_ in rounds), sum(round_.draft_length for round_ in rounds)
+        sum(round_.num_accepted for round_ in rounds), sum(round_.num_nodes for round_ in rounds)
     )
 
 

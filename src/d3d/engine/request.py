@@ -92,8 +92,9 @@ class Request:
             self.counts.add(verdict.token_ids)
         self.finish_reason = scan.finish_reason
         number, self.num_rounds = self.num_rounds, self.num_rounds + 1
+        draft_length = draft.depth
         return Round(
-            len(draft.token_ids),
+            draft_length,
             verdict.num_accepted,
             len(verdict.token_ids),
             times.t_draft,
@@ -110,6 +111,7 @@ class Request:
             scan.finish_reason,
             verdict.logprobs,
             draft.fault,
+            len(draft.token_ids) - draft_length,
         )
 
 

@@ -50,6 +50,7 @@ class Round(NamedTuple):
     """One round of one request. Times in seconds; 0 if unknown."""
 
     draft_length: int
+    """Most drafted tokens that could be accepted: all of a chain, or the depth of a tree."""
     num_accepted: int
     num_committed: int
     t_draft: float
@@ -78,11 +79,13 @@ class Round(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     fault: str | None = None
     """Reason why drafting for this request ends with this round; None if it goes on."""
+    num_branched: int = 0
+    """In a draft tree: drafted tokens beyond `draft_length`."""
 
     @property
     def num_nodes(self) -> int:
-        """Number of drafted tokens verified; in a draft tree it exceeds the depth."""
-        return self.draft_length
+        """Number of drafted tokens verified."""
+        return self.draft_length + self.num_branched
 
     @property
     def readiness(self) -> Readiness | None:
@@ -112,6 +115,8 @@ class Round(NamedTuple):
             fields["looked_up"] = True
         if self.num_slots != 0:
             fields["num_slots"] = self.num_slots
+        if self.num_branched:
+            fields["num_branched"] = self.num_branched
         return fields
 
     @staticmethod
@@ -138,6 +143,7 @@ class Round(NamedTuple):
             preparation=_preparation(value),
             looked_up=value.get("looked_up") is True,
             num_slots=None if num_slots is None else _count(value, "num_slots", 0),
+            num_branched=_count(value, "num_branched", 0),
         )
 
 

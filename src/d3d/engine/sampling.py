@@ -20,7 +20,11 @@ plain decoding would treat it there. The order in which the parameters act:
 A token that ties with the last one kept by 6, 7 or 8 is kept too, so that no sort order can matter.
 Sampling takes one uniform number per absolute position and inverts the cumulative distribution in
 id order. Counts come from `Request.counts` plus the drafted tokens before the row; nothing here is
-remembered, so a rejected token leaves no trace."""
+remembered, so a rejected token leaves no trace.
+
+Drafted tokens form a tree of which a chain is the simplest: `parents[i]` is the index of the token
+that token i follows, -1 for the anchor. None means a chain, in which each follows the one before
+it. Row i + 1 stands for token i, after its ancestors; row 0 for the anchor."""
 
 from __future__ import annotations
 
@@ -54,6 +58,8 @@ class Choices(NamedTuple):
     token_ids: list[int]
     logprobs: tuple[TokenLogprob, ...] = ()
     """One entry per token if `params.logprobs` is set, else empty."""
+    path: tuple[int, ...] = ()
+    """Indices of the drafted tokens on the way, if they form a tree."""
 
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
@@ -116,6 +122,8 @@ class Verdict(NamedTuple):
     bonus_token: int | None
     logprobs: tuple[TokenLogprob, ...] = ()
     """One entry per committed token if they were asked for, else empty."""
+    path: tuple[int, ...] = ()
+    """Indices of the accepted tokens in a draft tree; empty for a chain, whose first are kept."""
 
     @property
     def num_accepted(self) -> int:
@@ -127,25 +135,25 @@ class Verdict(NamedTuple):
         return self.accepted if self.bonus_token is None else (*self.accepted, self.bonus_token)
 
 
-AcceptanceRule = Callable[[LogitRows, Sequence[int], "Request"], Verdict]
-"""(rows, draft tokens, request) -> verdict, not cut by stops. Row i follows the committed tokens
-and the first i drafted ones. Pure: the same arguments give the same verdict."""
+Parents = tuple[int, ...] | None
+"""Parent of each drafted token; see above."""
+
+AcceptanceRule = Callable[[LogitRows, Sequence[int], "Request", Parents], Verdict]
+"""(rows, draft tokens, request, parents) -> verdict, not cut by stops. Pure: the same arguments
+give the same verdict."""
 
 
-def sample_match(rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Verdict:
-    """Accept the longest prefix of the draft that equals the target's own choices; the next choice
-    is the bonus token.
+def sample_match(
+    rows: LogitRows, draft_tokens: Sequence[int], request: Request, parents: Parents = None
+) -> Verdict:
+    """Accept the path of the draft that equals the target's own choices; the next choice is the
+    bonus token.
 
     The one acceptance rule: exact for any drafter, since every committed token is the target's own
     choice, and it needs no draft probabilities. Noise belongs to positions, so a bonus token that a
     stop takes away has used up nothing."""
-    choices = choose(rows, draft_tokens, request)
-    num_accepted = common_prefix(draft_tokens, choices.token_ids)
-    return Verdict(
-        tuple(draft_tokens[:num_accepted]),
-        choices.token_ids[num_accepted],
-        choices.logprobs[: num_accepted + 1],
-    )
+    token_ids, logprobs, path = choose(rows, draft_tokens, request, parents)
+    return Verdict(tuple(token_ids[:-1]), token_ids[-1], logprobs, path)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
@@ -158,9 +166,11 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return length
 
 
-def choose(rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Choices:
-    """The target's own choice at every row, up to and including the first that differs from the
-    draft; later rows may follow.
+def choose(
+    rows: LogitRows, draft_tokens: Sequence[int], request: Request, parents: Parents = None
+) -> Choices:
+    """The target's own choices from the anchor on, as long as they were drafted, and the next one.
+    Of equal siblings the first counts.
 
     `request` is not changed; if its parameters use counts it must carry `counts` of this vocabulary
     on this device. Raises ValueError for a wrong number of rows, or missing counts."""
@@ -170,21 +180,51 @@ def choose(rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Ch
             f"{num_rows - 1} drafted tokens need {num_rows} rows of logits, got {len(rows)}"
         )
     if _is_plain_argmax(request):
-        return Choices(rows.argmax())
-    logits = rows.logits()
-    rows_at_once = 1 if rows.device.type in _ROW_BY_ROW else num_rows
+        every: Choices | None = Choices(rows.argmax())
+    elif rows.device.type in _ROW_BY_ROW:
+        every, logits = None, rows.logits()
+    else:
+        every = _choose_rows(rows.logits(), _histories(draft_tokens, parents), request)
     token_ids: list[int] = []
     logprobs: tuple[TokenLogprob, ...] = ()
-    for first_row in range(0, num_rows, rows_at_once):
-        scores = processed_logits(
-            logits[first_row : first_row + rows_at_once], first_row, draft_tokens, request
-        )
-        choices = _choose_rows(scores, first_row, request)
-        token_ids += choices.token_ids
-        logprobs += choices.logprobs
-        if token_ids != list(draft_tokens[: len(token_ids)]):
-            break
-    return Choices(token_ids, logprobs)
+    path: list[int] = []
+    row: int | None = 0
+    while row is not None:
+        if every is None:
+            choice = _choose_rows(logits[row : row + 1], [token_ids], request)
+            logprobs += choice.logprobs
+            token_id = choice.token_ids[0]
+        else:
+            logprobs += every.logprobs[row : row + 1]
+            token_id = every.token_ids[row]
+        token_ids.append(token_id)
+        if parents is None:
+            row = row + 1 if row < num_rows - 1 and draft_tokens[row] == token_id else None
+        elif (node := _child(draft_tokens, parents, row - 1, token_id)) is not None:
+            path.append(node)
+            row = node + 1
+        else:
+            row = None
+    return Choices(token_ids, logprobs, tuple(path))
+
+
+def _child(
+    draft_tokens: Sequence[int], parents: Sequence[int], parent: int, token_id: int
+) -> int | None:
+    """Index of the drafted token `token_id` that follows `parent`; None if there is none."""
+    for node in range(parent + 1, len(parents)):
+        if parents[node] == parent and draft_tokens[node] == token_id:
+            return node
+    return None
+
+
+def _histories(draft_tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
+    """Drafted tokens that each row follows, its own included."""
+    histories: list[tuple[int, ...]] = [()]
+    for node, token_id in enumerate(draft_tokens):
+        parent = node - 1 if parents is None else parents[node]
+        histories.append((*histories[parent + 1], token_id))
+    return histories
 
 
 def _is_plain_argmax(request: Request) -> bool:
@@ -197,95 +237,58 @@ def _is_plain_argmax(request: Request) -> bool:
     return params.greedy and unprocessed and params.logprobs is None
 
 
-def _choose_rows(scores: Tensor, first_row: int, request: Request) -> Choices:
+def _choose_rows(logits: Tensor, histories: Sequence[Sequence[int]], request: Request) -> Choices:
+    """Choose at rows of float32 logits. histories: drafted tokens that each of them follows."""
     params = request.params
+    scores = processed_logits(logits, histories, request)
     if params.greedy:
         token_ids: list[int] = scores.argmax(dim=-1).tolist()
     else:
-        scores = _keep_likely(scores, params)
-        first_position = len(request) + first_row
-        noise = [uniform(request.seed, first_position + row) for row in range(scores.shape[0])]
+        scores = keep_likely(scores, params)
+        noise = [uniform(request.seed, len(request) + len(history)) for history in histories]
         token_ids = inverse_cdf(scores.softmax(dim=-1), noise)
     if params.logprobs is None:
         return Choices(token_ids)
     return Choices(token_ids, token_logprobs(scores, token_ids, params.logprobs))
 
 
-def choice_gap(logits: Tensor, request: Request, other: int | None = None) -> float:
-    """Distance of the target's choice after `request` from `other` (None: from any other token);
-    tells rounding errors from mistakes.
-
-    logits: float32 [vocab_size] or [1, vocab_size]. Greedy: best processed logit minus the other's,
-    relative to max(1, |best|). Sampling: distance of the uniform number to the other's interval in
-    the cumulative distribution (None: to the nearer end of the chosen token's interval); shifts of
-    a top-k, top-p or min-p cutoff by rounding are ignored. 0 if `other` is the choice, infinite if
-    it is impossible."""
-    params = request.params
-    scores = processed_logits(logits.reshape(1, -1), 0, (), request)
-    if params.greedy:
-        best, second = scores.topk(2).values[0].tolist()
-        return float(
-            (best - (second if other is None else float(scores[0, other]))) / max(1.0, abs(best))
-        )
-    probabilities = _keep_likely(scores, params).softmax(dim=-1)
-    point = uniform(request.seed, len(request))
-    (token_id,) = inverse_cdf(probabilities, [point])
-    if token_id == other:
-        return 0.0
-    if other is not None and float(probabilities[0, other]) == 0.0:
-        return math.inf
-    cumulative = probabilities[0].cumsum(0, dtype=torch.float64)
-    cumulative = cumulative / cumulative[-1]
-    lower, upper = _interval(cumulative, token_id if other is None else other)
-    return min(abs(point - lower), abs(upper - point))
-
-
-def _interval(cumulative: Tensor, token_id: int) -> tuple[float, float]:
-    return float(cumulative[token_id - 1]) if token_id else 0.0, float(cumulative[token_id])
-
-
 def processed_logits(
-    logits: Tensor,
-    first_row: int,
-    draft_tokens: Sequence[int],
-    request: Request,
+    logits: Tensor, histories: Sequence[Sequence[int]], request: Request
 ) -> Tensor:
-    """Apply steps 1 to 4 to the rows of a block from `first_row` on: float32 [rows, vocab_size];
-    returns `logits` itself if no step applies."""
+    """Apply steps 1 to 4 to rows: float32 [rows, vocab_size]; returns `logits` itself if no step
+    applies. histories: drafted tokens that each row follows."""
     params = request.params
     scores = logits
     if params.uses_counts:
-        scores = _penalise(scores, first_row, draft_tokens, request)
+        scores = _penalise(scores, histories, request)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
         values = torch.tensor(
             list(params.logit_bias.values()), dtype=scores.dtype, device=logits.device
         )
         scores = scores.index_add(1, ids, values.expand(scores.shape[0], -1))
-    num_banned_rows = params.min_tokens - request.num_answer_tokens - first_row
-    if num_banned_rows > 0:
+    missing = params.min_tokens - request.num_answer_tokens
+    if short := [row for row, history in enumerate(histories) if len(history) < missing]:
         banned = set(params.stop_token_ids) | (
             set() if params.ignore_eos else request.eos_token_ids
         )
         scores = scores.clone()
-        scores[:num_banned_rows, sorted(banned)] = -math.inf
+        for row in short:
+            scores[row, sorted(banned)] = -math.inf
     return scores
 
 
-def _penalise(
-    logits: Tensor, first_row: int, draft_tokens: Sequence[int], request: Request
-) -> Tensor:
+def _penalise(logits: Tensor, histories: Sequence[Sequence[int]], request: Request) -> Tensor:
     params, counts = request.params, request.counts
     if counts is None:
         raise ValueError(
             "the penalties need request.counts: set them before the first token is chosen"
         )
     drafted = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
-    rows, columns = torch.tril_indices(
-        logits.shape[0], len(draft_tokens), offset=first_row - 1, device=logits.device
-    )
-    ids = torch.tensor(list(draft_tokens), dtype=torch.long, device=logits.device)[columns]
-    drafted.index_put_((rows, ids), torch.ones_like(rows, dtype=torch.int32), accumulate=True)
+    pairs = [(row, token_id) for row, history in enumerate(histories) for token_id in history]
+    if pairs:
+        rows, ids = torch.tensor(pairs, device=logits.device).unbind(1)
+        drafted.index_put_((rows, ids), torch.ones_like(rows, dtype=torch.int32), accumulate=True)
     in_answer = drafted + counts.answer
     scores = logits
     if params.repetition_penalty != 1.0:
@@ -297,7 +300,7 @@ def _penalise(
     return scores - params.presence_penalty * (in_answer > 0) - params.frequency_penalty * in_answer
 
 
-def _keep_likely(scores: Tensor, params: SamplingParams) -> Tensor:
+def keep_likely(scores: Tensor, params: SamplingParams) -> Tensor:
     """Apply steps 5 to 8: logits of the distribution to sample from, float32 [rows, vocab_size],
     -inf for impossible tokens."""
     # The best becomes 0 first: the quotient can't overflow upwards then, however low the

@@ -35,6 +35,8 @@ def chrome_trace(rounds: Sequence[Round], about: dict[str, Any] | None = None) -
             args["looked_up"] = True
         if round_.num_slots:
             args["num_slots"] = round_.num_slots
+        if round_.num_branched:
+            args["num_branched"] = round_.num_branched
         if round_.preparation is not None:
             args |= {"readiness": round_.preparation.readiness, "cause": round_.preparation.cause}
             if round_.preparation.fitted is not None:
@@ -164,9 +166,18 @@ class _TraceReader:
         if counts[1] > counts[0]:
             self._refuse("a round accepted more than was drafted")
         num_slots = self._count(check, "num_slots") if "num_slots" in check["args"] else 0
+        branched = self._count(check, "num_branched") if "num_branched" in check["args"] else 0
         times = waited - started, check["dur"] / 1e6, started
         return Round(
-            counts[0], counts[1], counts[2], *times, preparation, None, looked_up, num_slots
+            counts[0],
+            counts[1],
+            counts[2],
+            *times,
+            preparation,
+            None,
+            looked_up,
+            num_slots,
+            num_branched=branched,
         )
 
     def _count(self, event: dict[str, Any], name: str) -> int:

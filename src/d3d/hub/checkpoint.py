@@ -144,6 +144,19 @@ def read_config(path: Path) -> CheckpointConfig:
         ) from error
 
 
+def is_causal_model(path: Path) -> bool:
+    """True if a directory or GGUF file holds a plain causal model, by its config.json."""
+    if path.is_file():
+        return path.suffix == ".gguf"
+    file = path / "config.json"
+    if not file.is_file():
+        return False
+    with refusing(f"{file} is damaged", errors=(OSError, ValueError)):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    is_ours = isinstance(content, dict) and content.get("model_type") == DRAFTER_TYPE
+    return not is_ours and _describe(content).startswith("a plain")
+
+
 def _describe(content: Any) -> str:
     """A foreign config.json in a few words."""
     if not isinstance(content, dict):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from d3d.model.drafter import DrafterConfig, DrafterModel
 
 DEFAULT_DRAFT_LENGTH = 5
+"""For drafts whose costs are not measured."""
 
 MOST_TOKENS = 1024
 """Upper bound of options that count tokens, so that a wrong one is refused, not computed."""
@@ -78,8 +79,8 @@ class Facts(NamedTuple):
     def need_native(self, method: str) -> None:
         if not self.is_native:
             raise InvalidRequest(
-                f"method: {method} needs d3d's own engine to run the target; leave the other "
-                "engine out, or use plain, ngram or serial"
+                f"method: {method} needs d3d's own decoder to run the target; leave the other "
+                "backend out, or use plain, ngram or serial"
             )
 
 
@@ -164,11 +165,16 @@ class MethodConfig(BaseModel):
         return int(getattr(self, "draft_length", None) or 0)
 
 
-def checked_draft_length(wanted: int | None, longest: int, default: int) -> int:
-    """Check a draft length. Raises InvalidRequest if the drafter can't draft that many tokens."""
+def default_length(facts: Facts) -> dict[str, Any]:
+    """Entry of a dry run for a draft length that nothing names."""
+    measured = facts.is_native
+    return {"draft_length": "measured at the start" if measured else DEFAULT_DRAFT_LENGTH}
+
+
+def check_draft_length(wanted: int | None, longest: int) -> None:
+    """Raise InvalidRequest if the drafter can't draft that many tokens."""
     if wanted is not None and wanted > longest:
         raise InvalidRequest(
             f"draft_length: {wanted} is not within 1 and the most that the drafter can draft, "
             f"{longest}"
         )
-    return wanted or min(default, longest)

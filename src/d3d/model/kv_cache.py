@@ -111,6 +111,15 @@ class KVCache:
         place = self.ids.index(sequence_id)
         self.lengths[place] = min(self.lengths[place], length)
 
+    def keep(self, sequence_id: int, start: int, rows: Sequence[int]) -> None:
+        """Of a sequence's tokens from `start` on, keep only these, numbered from `start`; they
+        close up."""
+        place, end = self.ids.index(sequence_id), start + len(rows)
+        moved = torch.tensor(rows, device=self.keys.device) + start
+        for store in (self.keys, self.values):
+            store[:, place, :, start:end] = store[:, place][:, :, moved]
+        self.lengths[place] = end
+
     def clear_behind(self, sequence_id: int) -> None:
         """Erase what rejected tokens and slots left after a sequence's tokens."""
         place = self.ids.index(sequence_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,12 +15,16 @@ from d3d.engine.sampling import LogitRows
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import clean_rows_are_of
 from d3d.model.kv_cache import SPARE_TOKENS, KVCache, Window
-from d3d.model.masks.dense import causal
+from d3d.model.masks.dense import causal, tree
 from d3d.model.transformer import Transformer
+
+NO_TREES: Mapping[int, Sequence[int]] = {}
 
 
 class NativeTarget(Target):
     """Runs a `Transformer` as the target."""
+
+    verifies_trees = True
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -59,7 +63,7 @@ class NativeTarget(Target):
                 chunk = request.token_ids[start : start + num_rows]
                 num_rows -= len(chunk)
                 is_last = start + len(chunk) == len(request)
-                rows = self._pass([request.id], [chunk], last_only=True)[0] if chunk else None
+                rows = self.forward([request.id], [chunk], last_only=True)[0] if chunk else None
                 rows = rows if is_last else None
             results.append(rows)
         return results
@@ -71,28 +75,34 @@ class NativeTarget(Target):
                 [request.anchor, *draft.token_ids]
                 for request, draft in zip(requests, drafts, strict=True)
             ],
+            trees={
+                request.id: draft.parents
+                for request, draft in zip(requests, drafts, strict=True)
+                if draft.parents is not None
+            },
         )
 
+    @torch.inference_mode()
     def forward(
-        self, ids: Sequence[int], token_ids: Sequence[list[int]], *, last_only: bool = False
+        self,
+        ids: Sequence[int],
+        token_ids: Sequence[list[int]],
+        *,
+        last_only: bool = False,
+        trees: Mapping[int, Sequence[int]] = NO_TREES,
     ) -> list[LogitRows]:
         """Append tokens to sequences; returns the logits of all new rows, or of each sequence's
-        last. An unknown id begins a sequence."""
+        last. An unknown id begins a sequence. trees: by id, parents of the tokens after the first
+        if they are no chain."""
         for sequence_id, tokens in zip(ids, token_ids, strict=True):
             if sequence_id not in self.cache:
                 self.cache.open(sequence_id, len(tokens) + SPARE_TOKENS)
-        return self._pass(ids, token_ids, last_only=last_only)
-
-    @torch.inference_mode()
-    def _pass(
-        self, ids: Sequence[int], token_ids: Sequence[list[int]], *, last_only: bool
-    ) -> list[LogitRows]:
         window = self.cache.window(ids)
         by_id = dict(zip(ids, token_ids, strict=True))
         fed = [by_id.get(sequence_id, []) for sequence_id in window.ids]
         place = {sequence_id: row for row, sequence_id in enumerate(window.ids)}
         with self.timed():
-            hidden = self._hidden(window, fed)
+            hidden = self._hidden(window, fed, trees)
             picked = [
                 hidden[place[sequence_id], len(tokens) - 1 if last_only else 0 : len(tokens)]
                 for sequence_id, tokens in zip(ids, token_ids, strict=True)
@@ -111,7 +121,9 @@ class NativeTarget(Target):
         yield
         self._stopwatch.end()
 
-    def _hidden(self, window: Window, token_ids: list[list[int]]) -> Tensor:
+    def _hidden(
+        self, window: Window, token_ids: list[list[int]], trees: Mapping[int, Sequence[int]]
+    ) -> Tensor:
         """token_ids: new tokens of each sequence of the window, possibly none."""
         device = self.model.device
         rows = max(len(tokens) for tokens in token_ids)
@@ -121,10 +133,20 @@ class NativeTarget(Target):
         )
         starts = torch.tensor(lengths, device=device)
         positions = starts[:, None] + torch.arange(rows, device=device)
-        positions.clamp_(max=self.model.config.max_length - 1)  # only padding can exceed it
         even = rows == 1 and min(lengths) == max(lengths)
         mask = None if even else causal(starts, rows, window.num_keys(rows))
+        for sequence_id, parents in trees.items():
+            assert mask is not None  # a tree has two rows or more
+            row = window.ids.index(sequence_id)
+            among = tree(parents, device)
+            start, size = lengths[row], len(among)
+            mask[row, :size, start : start + size] = among
+            positions[row, :size] = start + among.sum(-1) - 1
+        positions.clamp_(max=self.model.config.max_length - 1)  # only padding can exceed it
         return self.model.hidden(self.model.embed(padded), positions, mask, window)
+
+    def keep_path(self, request: Request, path: Sequence[int]) -> None:
+        self.cache.keep(request.id, len(request), path)
 
     def rewind(self, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from d3d.engine.request import Request
-from d3d.engine.sampling import LogitRows, Verdict, sample_match
+from d3d.engine.sampling import LogitRows, Parents, Verdict, sample_match
 from d3d.errors import InvalidCheckpoint
 from d3d.files import CONTINUED, explained
 
@@ -95,12 +95,18 @@ class TopLogitsRecorder:
         self._k = k
         self._rows: dict[int, list[TopLogits]] = {}
 
-    def __call__(self, rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Verdict:
+    def __call__(
+        self,
+        rows: LogitRows,
+        draft_tokens: Sequence[int],
+        request: Request,
+        parents: Parents = None,
+    ) -> Verdict:
         last = rows.logits()[-1:]
         best = last.topk(min(self._k, last.shape[-1]))
         log_probs = (best.values - last.logsumexp(-1, keepdim=True)).clamp(min=-65504).half()
         self._rows.setdefault(request.id, []).append(TopLogits(best.indices.int(), log_probs))
-        return sample_match(rows, draft_tokens, request)
+        return sample_match(rows, draft_tokens, request, parents)
 
     def recorded(self, request: Request) -> TopLogits:
         """One row per answer token of a request that has ended."""

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from d3d.engine.choice_gap import choice_gap
 from d3d.engine.request import Request
-from d3d.engine.sampling import SamplingParams, choice_gap
+from d3d.engine.sampling import SamplingParams
 from d3d.lab.bench.lossless import Divergence, compare, label, summarise, tolerance
 from d3d.model.config import decoder_config
 from d3d.model.transformer import Transformer

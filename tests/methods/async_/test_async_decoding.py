@@ -261,7 +261,7 @@ def test_a_fault_of_the_drafter_ends_its_drafting_and_is_told(target: NativeTarg
     faulty_double = PreparingDouble(faulty(oracle(4, [])), foresees([]))
     with coordinating(lambda: faulty_double) as coordinator:
         one = run(target, async_drafter(coordinator), max_tokens=30, draft_length=4)
-        assert coordinator.num_sequences == 0
+        assert len(coordinator._sequences) == 0
     assert one.ids == run(target, max_tokens=30).ids
     assert one.faults == ["told to be faulty"]
     assert causes(one) == ["fault"]
@@ -287,7 +287,7 @@ def test_thousands_of_rounds_with_faults_of_every_kind(target: NativeTarget) -> 
                 for one in runs:
                     rounds += len(one.rounds)
                     seen |= {*readiness(one), *causes(one)}
-            assert (coordinator.num_sequences, len(coordinator.cache)) == (0, 0)
+            assert (len(coordinator._sequences), len(coordinator.cache)) == (0, 0)
     assert rounds > 1500
     assert seen >= {
         "hit",
@@ -356,7 +356,7 @@ def test_late_results_of_an_aborted_request_are_dropped(target: NativeTarget) ->
             next(rounds)
             next(rounds)
             rounds.close()
-        assert coordinator.num_sequences == 0
+        assert len(coordinator._sequences) == 0
         one = run(target, drafter, PROMPTS[0], max_tokens=60, draft_length=8)
         assert one.ids == expected[0].ids
         assert coordinator.cache.num_stale >= 1
@@ -390,5 +390,5 @@ def test_requests_of_several_threads_do_not_meet(target: NativeTarget) -> None:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert coordinator.num_sequences == 0
+        assert len(coordinator._sequences) == 0
     assert [one.ids for one in runs] == [one.ids for one in expected]

@@ -210,7 +210,7 @@ def test_answers_are_plain_decodings_while_requests_come_and_go(
             coordinator, draft_length=5, outcome_budget=16, miss_policy=miss_policy, patience_s=20.0
         )
         together = run_all(target, drafter, eight(target), 5, max_batch)
-        assert coordinator.num_sequences == len(coordinator.cache) == 0
+        assert len(coordinator._sequences) == len(coordinator.cache) == 0
     assert [one.ids for one in together] == [one.ids for one in plain(target)]
     assert not any(one.faults for one in together)
     assert {"hit", "late"} & {way for one in together for way in readiness(one)}
@@ -232,7 +232,7 @@ def test_a_kill_while_requests_come_and_go_costs_speed_only(
         for number, _ in enumerate(decode(target, drafter, runs, max_batch=3)):
             if number % 11 == 5 and coordinator.link.worker is not None:
                 coordinator.link.worker.kill()
-        assert coordinator.num_sequences == 0
+        assert len(coordinator._sequences) == 0
     assert [one.ids for one in runs] == [one.ids for one in expected]
     assert [note for one in runs for note in notes(one)].count("the draft thread died") >= 1
     assert {cause for one in runs for cause in causes(one)} <= {"dead", "failed", "slow", "late"}

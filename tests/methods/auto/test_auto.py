@@ -10,7 +10,7 @@ import pytest
 from d3d.engine.request import Request
 from d3d.methods.auto.chooser import PLAIN
 from d3d.methods.auto.drafter import AutoDrafter
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
@@ -102,7 +102,7 @@ def test_modes_that_change_every_round_leave_the_answer_as_it_is(
     shrink."""
     model = tiny_drafter(target.model, previous_token_width=8)
     own = tiny_drafter(target.model, scope=None)
-    fused = FusedEngine(target, model, 4, 12)
+    fused = FusedTarget(target, model, 4, 12)
     order = [
         "serial",
         PLAIN,

@@ -15,7 +15,7 @@ from d3d.errors import WorkerFailed
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.auto.chooser import PLAIN, PLAIN_ROUNDS, Chooser
 from d3d.methods.auto.drafter import AutoDrafter
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.target.native import NativeTarget
 from support.async_runs import async_drafter, coordinating
@@ -46,7 +46,7 @@ def test_requests_join_leave_and_are_cancelled_while_modes_change(
     turns = iter(ORDER * 100)
     monkeypatch.setattr(Chooser, "_wanted", lambda *_: next(turns))
     model = tiny_drafter(target.model, previous_token_width=8)
-    fused = FusedEngine(target, model, 4, 12)
+    fused = FusedTarget(target, model, 4, 12)
     expected = answers(run_all(target, None, seven(target, sampling)))
     runs = seven(target, sampling)
     with coordinating(lambda: PackedDrafter(model, VOCAB)) as coordinator:
@@ -71,7 +71,7 @@ def test_requests_join_leave_and_are_cancelled_while_modes_change(
                     engine.add(one.request)
             if number == 20:
                 engine.cancel(runs[4].request)
-        assert (fused.num_held, drafter.num_held, coordinator.num_sequences) == (0, 0, 0)
+        assert (fused.num_held, drafter.num_held, len(coordinator._sequences)) == (0, 0, 0)
     assert runs[4].finish_reason == "cancelled"
     assert 0 < len(runs[4].ids) < LIMITS[4]
     got = answers(runs)

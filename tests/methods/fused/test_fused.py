@@ -20,7 +20,7 @@ from d3d.methods.base import Parts
 from d3d.methods.costs import machine_costs
 from d3d.methods.fused import engine as fused
 from d3d.methods.fused.config import FusedConfig
-from d3d.methods.fused.engine import LONGEST_COPY, DraftedGroup, FusedEngine, _LastPass
+from d3d.methods.fused.engine import LONGEST_COPY, DraftedGroup, FusedTarget, _LastPass
 from d3d.methods.fused.offers import CopiedOffers, Offer
 from d3d.methods.fused.plan import NEXT_ROUND, NO_SLOTS, RowPlan, plan_rows
 from d3d.methods.fused.rows import BUDGETS, best_rows, expected_tokens, row_price
@@ -84,11 +84,11 @@ def drafter(target: NativeTarget, *, strength: float = 1.0, **kind: Any) -> Draf
 
 def fused_engine(
     target: NativeTarget, model: DrafterModel, rows: int = 12, draft_length: int = 4
-) -> FusedEngine:
-    return FusedEngine(target, model, draft_length, rows)
+) -> FusedTarget:
+    return FusedTarget(target, model, draft_length, rows)
 
 
-def decode(engine: FusedEngine, runs: list[Run]) -> list[Run]:
+def decode(engine: FusedTarget, runs: list[Run]) -> list[Run]:
     return run_all(engine, engine, runs)
 
 
@@ -152,7 +152,7 @@ def test_clean_rows_are_those_of_a_pass_without_slots_whatever_stands_in_them(
 
 
 def verified(
-    engine: FusedEngine, one: Request, drafted: list[int], plan: RowPlan
+    engine: FusedTarget, one: Request, drafted: list[int], plan: RowPlan
 ) -> list[LogitRows]:
     """A pass over its anchor and a draft, with slots as planned, behind all else of its text."""
     engine.native.forward([one.id], [one.token_ids[:-1]])
@@ -213,7 +213,7 @@ def test_the_draft_after_a_round_comes_from_the_group_behind_the_last_kept_token
     model = drafter(target)
     ids = text(12, seed=4)
     for num_accepted in range(3):
-        engine = FusedEngine(NativeTarget(target.model), model, 6, 16)
+        engine = FusedTarget(NativeTarget(target.model), model, 6, 16)
         one = request(ids[:9])
         (draft,) = engine.propose([one])
         assert draft.token_ids == (), "nothing was drafted yet"
@@ -273,7 +273,7 @@ def test_slots_that_are_not_finite_reach_no_bystander(target: NativeTarget) -> N
 def test_a_spoilt_request_goes_on_plainly_while_others_draft(target: NativeTarget) -> None:
     """The guard suspends it: what was known of it is dropped, its place in the cache stays."""
 
-    class Spoiling(FusedEngine):
+    class Spoiling(FusedTarget):
         def propose(self, requests: Sequence[Request]) -> list[Draft]:
             return [
                 Draft(fault="told so") if one.prompt_length == 4 and one.num_rounds == 3 else draft
@@ -293,7 +293,7 @@ def test_a_spoilt_request_goes_on_plainly_while_others_draft(target: NativeTarge
 def test_a_request_may_be_dropped_and_taken_up_again(target: NativeTarget) -> None:
     """As `auto` does between rounds: it plans anew from nothing, and the answer stays."""
 
-    class Interrupted(FusedEngine):
+    class Interrupted(FusedTarget):
         def propose(self, requests: Sequence[Request]) -> list[Draft]:
             for one in requests:
                 if one.num_rounds % 4 == 3:
@@ -506,7 +506,7 @@ def test_where_rows_cost_something_a_hopeless_drafter_is_asked_now_and_then_only
 ) -> None:
     model = drafter(target)
     runs = [
-        decode(FusedEngine(target, model, 4, 12, row_price=price), [make(target, max_tokens=150)])
+        decode(FusedTarget(target, model, 4, 12, row_price=price), [make(target, max_tokens=150)])
         for price in (0.0, 0.05)
     ]
     assert runs[0][0].ids == runs[1][0].ids
@@ -531,7 +531,7 @@ def test_rows_have_their_price_which_is_measured_once_per_machine(
         parts = Parts(base, target, random_drafter(base))
         built = FusedConfig(rows=7, lookup=3).build(parts)
         engine = built.target
-        assert isinstance(engine, FusedEngine)
+        assert isinstance(engine, FusedTarget)
         assert engine is built.drafter
         assert (engine.rows, engine.lookup) == (7, 3)
         assert engine.max_draft_length == LONGEST_COPY
@@ -539,7 +539,7 @@ def test_rows_have_their_price_which_is_measured_once_per_machine(
     assert measured == [1, 4, 16]
     assert "row_price" in (cache / "machine.jsonl").read_text()
     engine = FusedConfig().build(parts).target
-    assert isinstance(engine, FusedEngine)
+    assert isinstance(engine, FusedTarget)
     assert engine.rows in BUDGETS
     assert (engine.lookup, engine.max_draft_length) == (0, 5)
 
@@ -612,7 +612,7 @@ def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(
     for params in SAMPLING.values():
         plain = [make(repeating, text(6, seed) * 4, max_tokens=40, **params) for seed in range(3)]
         wanted = [one.ids for one in run_all(repeating, None, plain)]
-        engine = FusedEngine(
+        engine = FusedTarget(
             repeating,
             drafter(repeating),
             draft_length,
@@ -630,7 +630,7 @@ def test_what_the_text_holds_is_drafted_where_it_promises_more_than_the_slots(
         by_slots += sum(stats.draft_length > 0 and not stats.looked_up for stats in rounds)
     assert by_slots
     without = decode(
-        FusedEngine(repeating, drafter(repeating), 4, 12),
+        FusedTarget(repeating, drafter(repeating), 4, 12),
         [make(repeating, text(6) * 4, max_tokens=40)],
     )
     assert not any(stats.looked_up for stats in without[0].rounds)
@@ -643,23 +643,23 @@ def test_a_draft_of_slots_goes_on_with_copies_and_no_longer_than_drafts_may_be(
     prompt = text(6) * 4
     whole = [*prompt, *run(repeating, prompt=prompt, max_tokens=60).ids]
 
-    def right(self: FusedEngine, group: DraftedGroup, one: Request) -> Offer:
+    def right(self: FusedTarget, group: DraftedGroup, one: Request) -> Offer:
         tokens = tuple(whole[len(one) :][: len(group.states)])
         return Offer(tokens, (0.9,) * len(tokens))
 
     def none(self: CopiedOffers, token_ids: list[int]) -> Offer:
         return Offer((), (), looked_up=True)
 
-    monkeypatch.setattr(FusedEngine, "_choose", right)
+    monkeypatch.setattr(FusedTarget, "_choose", right)
     monkeypatch.setattr(CopiedOffers, "offer", none)
-    engine = FusedEngine(repeating, drafter(repeating), LONGEST_COPY, 40, lookup=2, row_price=PRICE)
+    engine = FusedTarget(repeating, drafter(repeating), LONGEST_COPY, 40, lookup=2, row_price=PRICE)
     assert engine.max_draft_length == LONGEST_COPY > engine.longest_group == 5
     (one,) = decode(engine, [make(repeating, prompt, max_tokens=60)])
     assert [*prompt, *one.ids] == whole
     assert max(stats.num_accepted for stats in one.rounds) > engine.longest_group, (
         "with slots alone it could not be"
     )
-    engine = FusedEngine(repeating, drafter(repeating), 3, 40, lookup=2, row_price=PRICE)
+    engine = FusedTarget(repeating, drafter(repeating), 3, 40, lookup=2, row_price=PRICE)
     (shorter,) = decode(engine, [make(repeating, prompt, max_tokens=60)])
     assert max(stats.draft_length for stats in shorter.rounds) == 3
 

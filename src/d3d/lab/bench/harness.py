@@ -233,7 +233,7 @@ class Benchmark:
         target, sampling = self._model.target, self._plan.sampling
         return {
             "target": target.source,
-            "engine": self._model.engine_name,
+            "engine": self._model.backend,
             "target_fingerprint": target.fingerprint,
             "dtype": self._model.dtype_name,
             "quantize": self._model.quantize,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from d3d.engine.choice_gap import choice_gap
 from d3d.engine.drafter import Target
 from d3d.engine.params import SamplingParams
 from d3d.engine.request import Request, new_request
-from d3d.engine.sampling import LogitRows, TokenCounts, choice_gap
+from d3d.engine.sampling import LogitRows, TokenCounts
 from d3d.lab.bench.answers import Question, TimedAnswer
 from d3d.lab.bench.rows import Identity, Row
 

@@ -34,7 +34,7 @@ from d3d.lab.plan.rehearsal import RehearsedDrafter, overlapped
 from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.base import DEFAULT_DRAFT_LENGTH as DEFAULT_DRAFT_LENGTH
-from d3d.methods.base import Built, checked_draft_length
+from d3d.methods.base import Built, check_draft_length
 from d3d.methods.draft_model.config import DraftModelConfig
 from d3d.model.drafter import DrafterModel
 
@@ -114,7 +114,8 @@ def _async_modelled(model: Model, options: MethodOptions) -> OwnMethod:  # noqa:
     }
 
     def check(length: int) -> object:
-        return checked_draft_length(length, limit, DEFAULT_DRAFT_LENGTH)
+        check_draft_length(length, limit)
+        return length
 
     return OwnMethod(at, about, check, retime=lambda answer: on_two_devices(answer, switch_s))
 

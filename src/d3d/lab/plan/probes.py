@@ -19,7 +19,7 @@ from d3d.lab.plan.profile import Kind
 from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.packed_pass import PackedDrafter, PackedSession
 from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.serial.denoise import BlockDenoiser
 from d3d.model.drafter import DrafterModel
 from d3d.model.transformer import Transformer
@@ -75,7 +75,7 @@ class PassProbe:
         self._denoiser.cache.crop(request.id, self._left)
 
 
-def open_request(target: NativeTarget | FusedEngine, text: list[int]) -> Request:
+def open_request(target: NativeTarget | FusedTarget, text: list[int]) -> Request:
     """A request whose anchor is the text's last token; the cache holds the tokens before it."""
     request = Request(text[:-1])
     target.prefill([request], len(text))
@@ -93,7 +93,7 @@ class Probes:
     """Most outcomes of a packed pass."""
     _passes: dict[int, PassProbe] = field(default_factory=dict)
     _packed: dict[int, PackedSession] = field(default_factory=dict)
-    _fused: dict[tuple[int, int], tuple[FusedEngine, Request]] = field(default_factory=dict)
+    _fused: dict[tuple[int, int], tuple[FusedTarget, Request]] = field(default_factory=dict)
 
     def seconds(self, timed: TimedPass) -> list[float]:
         """One sample of a pass, or several if they are read from a generation."""
@@ -161,7 +161,7 @@ class Probes:
         if key not in self._fused:
             length = min(DEFAULT_FUSED_DRAFT_LENGTH, self._drafter.config.longest_slot_draft)
             target = NativeTarget(native(self.model)[1].model)
-            fused = FusedEngine(target, self._drafter, length, timed.size)
+            fused = FusedTarget(target, self._drafter, length, timed.size)
             self._fused[key] = fused, open_request(fused, self._text(timed.context))
         engine, request = self._fused[key]
         started = time.perf_counter()
@@ -213,7 +213,7 @@ def native(model: Model) -> tuple[OpenModel, NativeTarget]:
     target = model.parts.target
     if not isinstance(model.target, OpenModel) or not isinstance(target, NativeTarget):
         raise InvalidRequest(
-            "profile: only passes of d3d's own engine are measured; load the model without another"
+            "profile: only passes of d3d's own decoder are measured; load the model without another"
         )
     return model.target, target
 
@@ -223,7 +223,7 @@ def can_fuse(model: Model) -> bool:
     if model.parts.drafter is None:
         return False
     try:
-        FusedEngine(native(model)[1], model.parts.drafter, 1, 2)
+        FusedTarget(native(model)[1], model.parts.drafter, 1, 2)
     except InvalidRequest:
         return False
     return True

@@ -8,13 +8,13 @@ from pydantic import Field
 
 from d3d.methods.async_.outcomes import MOST_OUTCOMES
 from d3d.methods.base import (
-    DEFAULT_DRAFT_LENGTH,
     Built,
     DraftLength,
     Facts,
     MethodConfig,
     Parts,
-    checked_draft_length,
+    check_draft_length,
+    default_length,
 )
 
 MissPolicy = Literal["draft_now", "bonus_only"]
@@ -57,12 +57,11 @@ class AsyncConfig(MethodConfig):
 
         drafter = facts.need_drafter("async")
         facts.need_native("async")
-        length = checked_draft_length(self.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
+        check_draft_length(self.draft_length, drafter.block_size)
         placement = self.placement or default_placement(facts.device)
         check_placement(placement, facts.device)
         return self.model_copy(
             update={
-                "draft_length": length,
                 "outcomes": self.outcomes or DEFAULT_OUTCOMES,
                 "miss_policy": self.miss_policy or "draft_now",
                 "placement": placement,
@@ -74,7 +73,8 @@ class AsyncConfig(MethodConfig):
 
         from d3d.methods.async_.placement import available_cores, worker_cores
 
-        fields, cores = super().describe(facts), available_cores()
+        fields = default_length(facts) | super().describe(facts)
+        cores = available_cores()
         share = worker_cores(cores) if fields["placement"] == "processes" else []
         if share:
             fields["worker_cores"] = share
@@ -88,6 +88,7 @@ class AsyncConfig(MethodConfig):
         from d3d.methods.async_.coordinator import Policy
         from d3d.methods.async_.drafter import AsyncDrafter
         from d3d.methods.async_.opening import open_coordinator
+        from d3d.methods.draft_length import paying_length
 
         chosen = self.resolve(parts.facts)
         assert parts.drafter is not None
@@ -98,7 +99,7 @@ class AsyncConfig(MethodConfig):
             )
         running = parts.workers[chosen.placement]
         policy = Policy(
-            chosen.max_draft_length,
+            chosen.draft_length or paying_length(parts, overlapped=True),
             chosen.outcomes or DEFAULT_OUTCOMES,
             chosen.miss_policy or "draft_now",
         )

@@ -135,15 +135,6 @@ class Coordinator:
             if sequence is not None and sequence.generation == self.link.generation:
                 self.link.send(Forget(sequence_id))
 
-    @property
-    def num_sequences(self) -> int:
-        return len(self._sequences)
-
-    @property
-    def num_pending(self) -> int:
-        """Requests that the worker has not answered yet."""
-        return sum(sequence.pending is not None for sequence in self._sequences.values())
-
     def close(self) -> None:
         """End the worker. A later request may start another."""
         with self._lock:

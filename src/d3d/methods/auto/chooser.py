@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 PLAIN = "plain"
 
+# The limits below count rounds, or shares of time, that are measured as decoding goes on, so they
+# mean the same on every machine.
+
 PLAIN_ROUNDS = 4
 """Plain rounds before a mode is tried."""
 

@@ -10,10 +10,6 @@ from d3d.methods.base import Built, DraftLength, Facts, Lookup, MethodConfig, Pa
 from d3d.methods.fused.config import FusedConfig, FusedRows
 from d3d.methods.serial.config import DenoiseSteps, DraftConfidence, LeastKept, SerialConfig
 
-USUAL_ROWS = 12
-"""Rows of a fused pass if neither a preset nor a measurement names them: measuring which are best
-would cost more than auto mode may."""
-
 _CONFIGS: dict[str, type[MethodConfig]] = {
     "serial": SerialConfig,
     "fused": FusedConfig,
@@ -88,23 +84,16 @@ class AutoConfig(MethodConfig):
         methods: dict[str, dict[str, Any]] = {"plain": {}} | {
             name: config.describe(facts) for name, config in found.items()
         }
-        if "fused" in methods and not isinstance(methods["fused"].get("rows"), int):
-            methods["fused"]["rows"] = USUAL_ROWS
         return {"modes": methods, "left_out": left_out}
 
     def build(self, parts: Parts) -> Built:
         """Build all candidates. The target is fused mode's, if that is among them."""
         from d3d.methods.auto.drafter import AutoDrafter
-        from d3d.methods.costs import machine_costs
 
         found, left_out = self.candidates(parts.facts)
         required = {"serial"} if self.placement is None else {"serial", "async"}
         built: dict[str, Built] = {}
         for method, config in found.items():
-            if isinstance(config, FusedConfig) and config.rows is None:
-                config = config.model_copy(
-                    update={"rows": machine_costs(parts).get("fused_rows") or USUAL_ROWS}
-                )
             try:
                 built[method] = config.build(parts)
             except D3DError as error:

@@ -61,7 +61,7 @@ class FusedConfig(MethodConfig):
 
     def build(self, parts: Parts) -> Built:
         from d3d.methods.costs import machine_costs
-        from d3d.methods.fused.engine import FusedEngine
+        from d3d.methods.fused.engine import FusedTarget
         from d3d.methods.fused.rows import best_rows, row_price
         from d3d.target.native import NativeTarget
 
@@ -75,7 +75,7 @@ class FusedConfig(MethodConfig):
         rows = chosen.rows or costs.measured(
             "fused_rows", lambda: best_rows(target, drafter, length, price)
         )
-        engine = FusedEngine(
+        engine = FusedTarget(
             target,
             drafter,
             chosen.max_draft_length,

@@ -107,7 +107,7 @@ class _LastPass(NamedTuple):
     """Number of rounds before it."""
 
 
-class FusedEngine(Target, Drafter):
+class FusedTarget(Target, Drafter):
     """Target and drafter in one: `propose` picks the group that fits the verdict and plans the pass
     that `verify` runs."""
 

@@ -11,7 +11,7 @@ import torch
 from d3d.engine.drafter import Draft
 from d3d.engine.request import Request
 from d3d.methods.estimate import Survival
-from d3d.methods.fused.engine import FusedEngine
+from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.fused.plan import PRIOR_KEPT, PRIOR_ROUNDS, RowPlan, plan_rows
 from d3d.model.drafter import DrafterModel
 from d3d.target.native import NativeTarget
@@ -75,14 +75,14 @@ def pass_seconds(
     confidences = [PRIOR_KEPT] * draft_length
     plan = plan_rows(confidences, survival, rows, draft_length + rows, price)
     context = min(CONTEXT, target.max_length - rows - 1)
-    engine = FusedEngine(NativeTarget(target.model), model, draft_length, rows)
+    engine = FusedTarget(NativeTarget(target.model), model, draft_length, rows)
     request = Request([token_id % target.vocab_size for token_id in range(context)])
     engine.prefill([request], context)
     request.token_ids.append(request.token_ids[0])
     return min(_timed(engine, request, plan) for _ in range(REPEATS))
 
 
-def _timed(engine: FusedEngine, request: Request, plan: RowPlan) -> float:
+def _timed(engine: FusedTarget, request: Request, plan: RowPlan) -> float:
     engine.set_plan(request, plan)
     started = time.perf_counter()
     (rows,) = engine.verify([request], [Draft((request.token_ids[0],) * plan.num_drafted)])

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from d3d.errors import InvalidRequest
 from d3d.methods.base import (
-    DEFAULT_DRAFT_LENGTH,
     Built,
     DraftLength,
     Facts,
     Lookup,
     MethodConfig,
     Parts,
-    checked_draft_length,
+    check_draft_length,
+    default_length,
 )
 
 DenoiseSteps = Annotated[
@@ -54,25 +54,30 @@ class SerialConfig(MethodConfig):
 
     def resolve(self, facts: Facts) -> SerialConfig:
         drafter = facts.need_drafter("serial")
-        length = checked_draft_length(self.draft_length, drafter.block_size, DEFAULT_DRAFT_LENGTH)
-        steps = self.num_denoise_steps or 1
+        check_draft_length(self.draft_length, drafter.block_size)
+        steps, length = self.num_denoise_steps or 1, self.draft_length or drafter.block_size
         if steps > length:
             raise InvalidRequest(
                 f"num_denoise_steps: {steps} is not within 1 and the draft length, {length}"
             )
-        return self.model_copy(update={"draft_length": length, "num_denoise_steps": steps})
+        return self.model_copy(update={"num_denoise_steps": steps})
+
+    def describe(self, facts: Facts) -> dict[str, Any]:
+        return default_length(facts) | super().describe(facts)
 
     def build(self, parts: Parts) -> Built:
+        from d3d.methods.draft_length import paying_length
         from d3d.methods.serial.drafter import BlockDrafter
 
         chosen = self.resolve(parts.facts)
+        steps = chosen.num_denoise_steps or 1
         assert parts.drafter is not None
         drafter = BlockDrafter(
             parts.drafter,
             parts.target.vocab_size,
-            draft_length=chosen.draft_length,
+            draft_length=chosen.draft_length or max(steps, paying_length(parts)),
             shared_cache=parts.target.cache_for(parts.drafter),
-            num_denoise_steps=chosen.num_denoise_steps or 1,
+            num_denoise_steps=steps,
             draft_confidence=chosen.draft_confidence,
             lookup=chosen.lookup or 0,
             least_kept=chosen.least_kept or 0.0,

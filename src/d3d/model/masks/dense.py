@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,15 @@ def elementwise(rule: Rule, query: Rows, key: Rows) -> Tensor:
     return torch.tensor(
         [[bool(rule(query[i], key[j])) for j in range(keys)] for i in range(rows)]
     ).reshape(rows, keys)
+
+
+def tree(parents: Sequence[int], device: torch.device) -> Tensor:
+    """Mask among the rows of an anchor and a draft tree: bool [1 + nodes, 1 + nodes]. Each row sees
+    itself and its ancestors; parents: index of each node's parent, -1 for the anchor."""
+    seen = torch.eye(len(parents) + 1, dtype=torch.bool)
+    for row, parent in enumerate(parents, 1):
+        seen[row] |= seen[parent + 1]
+    return seen.to(device)
 
 
 def causal(starts: Tensor, rows: int, keys: int) -> Tensor:
