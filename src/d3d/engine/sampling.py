@@ -35,13 +35,16 @@ from d3d.engine.noise import uniform
 from d3d.engine.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from d3d.engine.params import SamplingParams as SamplingParams
 from d3d.engine.round import TokenLogprob
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidRequest, NotFinite
 
 if TYPE_CHECKING:
     from d3d.engine.request import Request
 
 _NUCLEUS_WIDTH = 1024
 """Number of best tokens searched for the top-p set before sorting all."""
+
+NO_TOKEN = -1
+"""The choice of a row whose largest logit is NaN (larger than any number here) or infinite."""
 
 _ROW_BY_ROW = frozenset({"cpu"})
 """Device types that process rows one by one, up to the first mismatch; on others a launch costs
@@ -100,9 +103,8 @@ class LogitRows:
         return self.raw.device
 
     def argmax(self) -> list[int]:
-        """Best token of each row; the lowest id among equals."""
-        best: list[int] = self.raw.argmax(dim=-1).tolist()
-        return best
+        """Best token of each row; the lowest id among equals, NO_TOKEN if it is not finite."""
+        return _argmax(self.raw)
 
     def logits(self) -> Tensor:
         """float32 [rows, vocab_size]."""
@@ -163,14 +165,15 @@ def choose(rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Ch
     draft; later rows may follow.
 
     `request` is not changed; if its parameters use counts it must carry `counts` of this vocabulary
-    on this device. Raises ValueError for a wrong number of rows, or missing counts."""
+    on this device. Raises ValueError for a wrong number of rows, or missing counts, and NotFinite
+    if one of these rows has no finite best logit."""
     num_rows = len(draft_tokens) + 1
     if len(rows) != num_rows:
         raise ValueError(
             f"{num_rows - 1} drafted tokens need {num_rows} rows of logits, got {len(rows)}"
         )
     if _is_plain_argmax(request):
-        return Choices(rows.argmax())
+        return _finite(Choices(rows.argmax()), draft_tokens, request)
     logits = rows.logits()
     rows_at_once = 1 if rows.device.type in _ROW_BY_ROW else num_rows
     token_ids: list[int] = []
@@ -184,7 +187,22 @@ def choose(rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Ch
         logprobs += choices.logprobs
         if token_ids != list(draft_tokens[: len(token_ids)]):
             break
-    return Choices(token_ids, logprobs)
+    return _finite(Choices(token_ids, logprobs), draft_tokens, request)
+
+
+def _finite(choices: Choices, draft_tokens: Sequence[int], request: Request) -> Choices:
+    # rows after a rejected token don't count: plain decoding would not have computed them
+    row = common_prefix(choices.token_ids, draft_tokens)
+    if choices.token_ids[row] == NO_TOKEN:
+        where = "the verify pass" if request.num_rounds else "the prefill"
+        raise NotFinite("the target's logits", where, len(request) + row)
+    return choices
+
+
+def _argmax(scores: Tensor) -> list[int]:
+    best = scores.max(dim=-1)
+    token_ids: list[int] = best.indices.where(best.values.isfinite(), NO_TOKEN).tolist()
+    return token_ids
 
 
 def _is_plain_argmax(request: Request) -> bool:
@@ -200,7 +218,7 @@ def _is_plain_argmax(request: Request) -> bool:
 def _choose_rows(scores: Tensor, first_row: int, request: Request) -> Choices:
     params = request.params
     if params.greedy:
-        token_ids: list[int] = scores.argmax(dim=-1).tolist()
+        token_ids = _argmax(scores)
     else:
         scores = _keep_likely(scores, params)
         first_position = len(request) + first_row
@@ -333,7 +351,8 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
     """Token id of each row whose interval, in id order, contains that row's `noise` (in [0, 1]).
 
     `probabilities`: float32 [rows, vocab_size]; rows need not sum to one exactly. An id of
-    probability 0 is never returned."""
+    probability 0 is never returned; a row of NaN, into which softmax turns what is not finite,
+    gives NO_TOKEN."""
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     points = (
         torch.tensor(noise, dtype=torch.float64, device=probabilities.device)[:, None]
@@ -350,6 +369,8 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
             possible = probabilities[row].nonzero()[:, 0]
             before = possible[possible < token_ids[row]]
             token_ids[row] = int(before[-1] if len(before) else possible[0])
+        elif math.isnan(probability):
+            token_ids[row] = NO_TOKEN
     return token_ids
 
 
@@ -360,9 +381,10 @@ def token_logprobs(
     vocab_size]. A list of alternatives always includes
     the chosen one, so it may have one entry more."""
     logprobs = scores.log_softmax(dim=-1)
-    chosen = logprobs.gather(-1, torch.tensor(list(token_ids), device=scores.device)[:, None])[
-        :, 0
-    ].tolist()
+    ids = torch.tensor(list(token_ids), device=scores.device).clamp(
+        min=0
+    )  # NO_TOKEN is dropped later
+    chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
     values, ids = logprobs.topk(min(num_top, scores.shape[-1]))
     entries = []
     for token_id, logprob, row_ids, row_values in zip(

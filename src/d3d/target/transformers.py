@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from d3d.engine.drafter import Draft, Target
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
-from d3d.errors import InvalidCheckpoint
+from d3d.errors import InvalidCheckpoint, NotFinite
 from d3d.forks import prepare_for_forks
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import resolve_model
@@ -35,6 +35,7 @@ from d3d.hub.open_model import (
     read_tensors,
 )
 from d3d.hub.terminal import first_line, quiet_transformers
+from d3d.model.finite import cause_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -258,6 +259,11 @@ class TransformersTarget(Target):
         if surplus > 0:
             self._caches[request_id].crop(-surplus)
 
+    def diagnose(self, request: Request) -> str:
+        inputs = torch.tensor([request.token_ids], device=self.device)
+        with torch.inference_mode():
+            return cause_of(self.loaded.model, lambda: self.loaded.model(input_ids=inputs))
+
     def rewind(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.crop(request.id, len(request) - 1)
@@ -268,10 +274,16 @@ class TransformersTarget(Target):
 
 def _probe(target: TransformersTarget) -> None:
     """Check that a rewound pass gives the same logits, and that a row does not see later ones: some
-    models' caches only appear to allow it. Raises InvalidCheckpoint."""
+    models' caches only appear to allow it. Raises InvalidCheckpoint, and NotFinite."""
     loaded = target.loaded
     ids = [(17 * place + 3) % target.vocab_size for place in range(PROBE)]
     whole = target.forward(0, ids)
+    if not bool(whole.amax(-1).isfinite().all()):
+        raise NotFinite(
+            "the target's logits",
+            "a trial pass",
+            cause=cause_of(loaded.model, lambda: target.forward(0, ids)),
+        )
     first = target.forward(1, ids[:5])
     target.forward(1, [ids[0], ids[0]])
     target.crop(1, 3)

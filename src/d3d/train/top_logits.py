@@ -96,11 +96,14 @@ class TopLogitsRecorder:
         self._rows: dict[int, list[TopLogits]] = {}
 
     def __call__(self, rows: LogitRows, draft_tokens: Sequence[int], request: Request) -> Verdict:
+        verdict = sample_match(
+            rows, draft_tokens, request
+        )  # first: it raises for what is not finite
         last = rows.logits()[-1:]
         best = last.topk(min(self._k, last.shape[-1]))
         log_probs = (best.values - last.logsumexp(-1, keepdim=True)).clamp(min=-65504).half()
         self._rows.setdefault(request.id, []).append(TopLogits(best.indices.int(), log_probs))
-        return sample_match(rows, draft_tokens, request)
+        return verdict
 
     def recorded(self, request: Request) -> TopLogits:
         """One row per answer token of a request that has ended."""

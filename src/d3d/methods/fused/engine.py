@@ -157,6 +157,14 @@ class FusedEngine(Target, Drafter):
     def rewind(self, requests: Sequence[Request]) -> None:
         self.native.rewind(requests)
 
+    def verify_again(self, request: Request) -> LogitRows:
+        if member := self._members.get(request.id):
+            member.groups = []
+        return self.native.verify_again(request)
+
+    def diagnose(self, request: Request) -> str:
+        return self.native.diagnose(request)
+
     def pass_span(self) -> Span | None:
         return self.native.pass_span()
 
