@@ -236,12 +236,11 @@ class DrafterModel(nn.Module):
         """Final states [batch, rows, hidden_size] of a pass whose last `num_slots` rows are slots.
 
         token_ids int64 [batch, rows], negative for a masked slot; positions int64 [batch or 1,
-        rows], clamped for slots past the longest text; mask and store as in `Transformer.hidden`,
-        on any device."""
+        rows]; mask and store as in `Transformer.hidden`, on any device."""
         decoder = self.transformer
         return decoder.hidden(
             self.embed(token_ids.to(decoder.device)),
-            positions.to(decoder.device).clamp(max=decoder.config.max_length - 1),
+            positions.to(decoder.device),
             None if mask is None else mask.to(decoder.device),
             store,
             self.delta_rows(token_ids.shape[1], num_slots),

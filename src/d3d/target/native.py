@@ -123,7 +123,6 @@ class NativeTarget(Target):
         )
         starts = torch.tensor(lengths, device=device)
         positions = starts[:, None] + torch.arange(rows, device=device)
-        positions.clamp_(max=self.model.config.max_length - 1)  # only padding can exceed it
         even = rows == 1 and min(lengths) == max(lengths)
         mask = None if even else causal(starts, rows, window.num_keys(rows))
         return self.model.hidden(self.model.embed(padded), positions, mask, window)
