@@ -99,8 +99,11 @@ def _biases(config: Any) -> tuple[bool, bool, bool]:
 def _rotary(config: Any) -> tuple[Tensor, float]:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    rope_type = parameters.get("rope_type", "default")
+    # with one list of factors for all lengths, longrope is fixed like the others
+    fixed = parameters.get("short_factor") == parameters.get("long_factor")
+    if rope_type not in ROPE_TYPES and not (rope_type == "longrope" and fixed):
         raise InvalidCheckpoint(
             f"rotary variant {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
         )
