@@ -146,7 +146,7 @@ def _replay(
     from d3d.train.replay import replay, replay_fused, replay_outcomes
 
     if mode == "async":
-        preparer = PackedDrafter(model, model.transformer.config.vocab_size, guess)
+        preparer = PackedDrafter(model, model.transformer.config.num_tokens, guess)
         return replay_outcomes(preparer, samples, draft_length, on_sample)
     if mode == "fused":
         return replay_fused(model, samples, draft_length, on_sample), None

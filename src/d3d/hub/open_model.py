@@ -114,12 +114,12 @@ def open_model(
     check_quantize(quantize, where)
     path = resolve_model(source).absolute()  # others load it again, perhaps from elsewhere
     hf_config = load_config(path)
-    config = decoder_config(hf_config)
+    tokenizer = load_tokenizer(path)
+    config = decoder_config(hf_config, num_tokens(tokenizer))
     stored = read_tensors(path)
     fingerprint = weights_fingerprint(stored)
     transformer = Transformer(config, stored, device=where, dtype=kind).eval()
-    tokenizer = load_tokenizer(path)
-    known = range(config.vocab_size)
+    known = range(config.num_tokens)
     ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
     return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
 
@@ -189,6 +189,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
             f"{path} holds no tokenizer; copy the model's tokenizer files (tokenizer.json) there"
         )
     return tokenizer
+
+
+def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that has a token."""
+    return 1 + max(map(int, tokenizer.get_vocab().values()))
 
 
 def eos_token_ids(
@@ -268,11 +273,15 @@ def tensor_shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
 
 
 def blank_transformer(
-    config: PretrainedConfig, device: torch.device | None = None, dtype: torch.dtype | None = None
+    config: PretrainedConfig,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    num_tokens: int | None = None,
 ) -> Transformer:
-    """A decoder of this config whose weights are all zero, to be filled in."""
+    """A decoder of this config whose weights are all zero, to be filled in. num_tokens: as in
+    `decoder_config`."""
     zeros = {
         name: torch.zeros(shape, device=device, dtype=dtype)
         for name, shape in tensor_shapes(config).items()
     }
-    return Transformer(decoder_config(config), zeros).eval()
+    return Transformer(decoder_config(config, num_tokens), zeros).eval()

@@ -33,7 +33,7 @@ class NativeTarget(Target):
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+        return self.model.config.num_tokens
 
     @property
     def max_length(self) -> int:
@@ -100,6 +100,7 @@ class NativeTarget(Target):
                 for sequence_id, tokens in zip(ids, token_ids, strict=True)
             ]
             logits = self.model.logits(torch.cat(picked) if len(picked) > 1 else picked[0])
+            logits = logits[:, : self.vocab_size]
         window.advance([len(tokens) for tokens in fed])
         return [LogitRows(rows) for rows in logits.split([len(part) for part in picked])]
 

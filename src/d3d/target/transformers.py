@@ -30,6 +30,7 @@ from d3d.hub.open_model import (
     eos_token_ids,
     load_config,
     load_tokenizer,
+    num_tokens,
     pick_device,
     pick_dtype,
     read_tensors,
@@ -73,6 +74,11 @@ class TransformersModel:
     def vocab_size(self) -> int:
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
+    @cached_property
+    def num_tokens(self) -> int:
+        """Ids from here on have no token, and are never chosen."""
+        return min(self.vocab_size, num_tokens(self.tokenizer))
+
     @property
     def max_length(self) -> int:
         return int(
@@ -103,7 +109,7 @@ def open_transformers(
     ends = frozenset(
         token_id
         for token_id in eos_token_ids(path, config, tokenizer)
-        if 0 <= token_id < target.vocab_size
+        if 0 <= token_id < target.num_tokens
     )
     return TransformersModel(source, path, model, tokenizer, ends, target.fingerprint)
 
@@ -192,7 +198,7 @@ class TransformersTarget(Target):
 
     @property
     def vocab_size(self) -> int:
-        return self.loaded.vocab_size
+        return self.loaded.num_tokens
 
     @property
     def max_length(self) -> int:

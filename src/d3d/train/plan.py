@@ -204,7 +204,7 @@ def measure_flops(base: OpenModel, config: RunConfig) -> float:
     model = from_target(base.transformer, config.drafter.resolve(base.config.num_layers))
     length = min(128, config.train.max_length, base.config.max_length)
     draw = random.Random(0)
-    ids = [draw.randrange(base.config.vocab_size) for _ in range(length)]
+    ids = [draw.randrange(base.config.num_tokens) for _ in range(length)]
     block_size = min(stage.block_size for stage in config.train.stages)
     stage = CALIBRATION.model_copy(update={"block_size": block_size})
     small = config.train.model_copy(update={"steps": 2, "answers_per_step": 1, "stages": (stage,)})

@@ -58,7 +58,7 @@ def predict_blocks(
             slots = slot_pass(model, cache, hang_blocks(token_ids, anchors, num_slots, config))
             rows.append(slots.view(len(anchors), num_slots, -1))
         states = torch.cat(rows, dim=1)
-        logits = model.draft_logits(states, model.transformer.config.vocab_size)
+        logits = model.draft_logits(states, model.transformer.config.num_tokens)
         last = _last_tokens(token_ids, anchors)
         model.choose_in_turn(states, logits, last, own_rows=config.own_rows)
         return logits
@@ -94,7 +94,7 @@ def fused_blocks(
     slots hang at the token before the anchor, and only the previous-token head sees the anchor's
     id. Empty at `first`, since the prefill prepares no draft."""
     _, cache = clean_pass(model, token_ids)
-    vocab_size = model.transformer.config.vocab_size
+    vocab_size = model.transformer.config.num_tokens
     blocks: list[list[int]] = [[]]
     places = torch.arange(first, len(token_ids) - 2, device=token_ids.device)
     for chunk in places.split(max(1, SLOTS_A_PASS // draft_length)) if len(places) else ():

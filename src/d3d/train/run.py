@@ -281,7 +281,7 @@ def _new_drafter(
     if config.drafter.start is not None:
         start_from(resolve_drafter(config.drafter.start), model, base)
     if drafter.draft_vocabulary is not None:
-        vocab_size = base.config.vocab_size
+        vocab_size = base.config.num_tokens
         model.set_draft_ids(frequent_tokens(samples, drafter.draft_vocabulary, vocab_size))
     if drafter.delta is None:
         base = dataclasses.replace(base, transformer=model.transformer)

@@ -52,7 +52,7 @@ class StoredDrafter:
         base = open_model(
             str(self.target), device=self.device, dtype=self.dtype, quantize=self.quantize
         )
-        return PackedDrafter(ready_apart(base, self.drafter, self.quantize), base.config.vocab_size)
+        return PackedDrafter(ready_apart(base, self.drafter, self.quantize), base.config.num_tokens)
 
 
 @dataclass(frozen=True)

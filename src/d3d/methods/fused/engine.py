@@ -305,7 +305,7 @@ class FusedEngine(Target, Drafter):
             if member := self._members.get(request.id):
                 pairs = zip(states, scores, strict=True)
                 member.groups = [DraftedGroup(*pair) for pair in pairs]
-            rows.append(LogitRows(logits[row, : kept[row]]))
+            rows.append(LogitRows(logits[row, : kept[row], : self.vocab_size]))
         window.advance(kept)
         return rows
 
