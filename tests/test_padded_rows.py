@@ -45,7 +45,7 @@ def test_every_chosen_id_has_a_token(
     options = {"max_tokens": 40, "ignore_eos": True, **sampling}
     plain = model.generate("the cat", method="plain", **options)
     assert max(plain.token_ids) < known
-    for method in ("serial", "fused") if engine == "native" else ("serial",):
+    for method in ("serial", "fused", "async") if engine == "native" else ("serial",):
         result = model.generate("the cat", method=method, **options)
         assert result.token_ids == plain.token_ids
         assert result.speculation is not None

@@ -40,7 +40,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TargetModel(Protocol):
-    """A target, whatever runs it. path: its directory; fingerprint: of its weights."""
+    """A target, whatever runs it. path: its directory; fingerprint: of its weights; vocab_size:
+    rows of its embedding; num_tokens: those that have a token."""
 
     @property
     def source(self) -> str: ...
@@ -65,6 +66,9 @@ class TargetModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
 
     @property
     def max_length(self) -> int: ...
@@ -95,6 +99,10 @@ class OpenModel:
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
+
+    @property
+    def num_tokens(self) -> int:
+        return self.config.num_tokens
 
     @property
     def max_length(self) -> int:
