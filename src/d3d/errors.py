@@ -22,15 +22,15 @@ class NotFinite(D3DError):
     """Numbers that are NaN or infinite where a tensor leaves a model."""
 
     def __init__(self, what: str, where: str, position: int | None = None, cause: str = "") -> None:
-        """what: for example "the target's logits"; where: the pass; position: index in the text of
-        the token concerned; cause: what a diagnosis found, and a remedy."""
+        """what: for example "the target's logits are"; where: the pass; position: index in the text
+        of the token concerned; cause: what a diagnosis found, and a remedy."""
         super().__init__(what, where, position, cause)
         self.what, self.where, self.position, self.cause = what, where, position, cause
 
     def __str__(self) -> str:
         place = "" if self.position is None else f", for the token at position {self.position}"
         cause = f": {self.cause}" if self.cause else ""
-        return f"{self.what} are not finite (NaN or infinite) in {self.where}{place}{cause}"
+        return f"{self.what} not finite (NaN or infinite) in {self.where}{place}{cause}"
 
 
 class MissingExtra(D3DError):

@@ -195,7 +195,7 @@ def _finite(choices: Choices, draft_tokens: Sequence[int], request: Request) -> 
     row = common_prefix(choices.token_ids, draft_tokens)
     if choices.token_ids[row] == NO_TOKEN:
         where = "the verify pass" if request.num_rounds else "the prefill"
-        raise NotFinite("the target's logits", where, len(request) + row)
+        raise NotFinite("the target's logits are", where, len(request) + row)
     return choices
 
 

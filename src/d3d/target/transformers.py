@@ -286,7 +286,7 @@ def _probe(target: TransformersTarget) -> None:
     whole = target.forward(0, ids)
     if not bool(whole.amax(-1).isfinite().all()):
         raise NotFinite(
-            "the target's logits",
+            "the target's logits are",
             "a trial pass",
             cause=cause_of(loaded.model, lambda: target.forward(0, ids)),
         )
