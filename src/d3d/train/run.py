@@ -217,7 +217,13 @@ class TrainingRun:
         length = self.config.evaluate_draft_length
         mine = self.parallel.within(
             self.trainer.objective,
-            lambda: replay(self.model, samples, length, recall=self.config.bonus_recall),
+            lambda: replay(
+                self.model,
+                samples,
+                length,
+                ends=self.base.eos_token_ids,
+                recall=self.config.bonus_recall,
+            ),
         )
         return mine if lockstep else total(length, self.parallel.gather(mine))
 

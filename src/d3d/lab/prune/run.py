@@ -192,7 +192,8 @@ class PruningRun:
         return losses
 
     def _acceptance(self, model: DrafterModel, samples: list[Sample]) -> float:
-        return replay(model, samples, self.settings.draft_length).acceptance_length
+        ends, length = self.target.eos_token_ids, self.settings.draft_length
+        return replay(model, samples, length, ends=ends).acceptance_length
 
     def _keep(self, model: DrafterModel, removed: int | None = None, **scores: Any) -> Depth:
         """Saves a depth, and measures the checkpoint as a user would load it."""
