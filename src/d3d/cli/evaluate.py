@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from d3d.cli import options as o
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -106,7 +106,7 @@ def evaluate(
     record = _replayed(mode, ready, base, samples, length, guess)
     if mode == "async":
         print_table(_hit_table(record), error=True)
-    typer.echo(json.dumps(record))
+    typer.echo(to_json(record))
 
 
 def _replayed(

@@ -8,7 +8,6 @@ best/         the drafter that measured best on the held-out answers"""
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from d3d.hub.fingerprint import first_difference
 from d3d.hub.names import resolve_drafter
 from d3d.hub.open_drafter import start_from
 from d3d.hub.open_model import OpenModel
+from d3d.json_text import to_json
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target
 from d3d.train.acceptance import RoundCounts, total
@@ -206,7 +206,7 @@ class TrainingRun:
                 save_drafter(best, self.model, self.base, provenance=provenance, tensors=tensors)
         self.trainer.save(self._state)
         if self.parallel.rank == 0:
-            Journal(self.directory / LOG_FILE, LOG).append(json.dumps(row))
+            Journal(self.directory / LOG_FILE, LOG).append(to_json(row))
             if self._curves is not None:
                 self._curves.measured(row)
 
