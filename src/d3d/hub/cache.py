@@ -20,7 +20,7 @@ from d3d.json_text import to_json
 PARTIAL_SUFFIX = ".part"
 """Ends the name of everything that is not complete yet."""
 
-CONVERSION_FORMAT = 1
+CONVERSION_FORMAT = 2
 """Raised when the GGUF conversion writes something else, so that old conversions are redone."""
 
 MANIFEST = "d3d_source.json"
