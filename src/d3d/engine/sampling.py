@@ -230,8 +230,7 @@ def _choose_rows(scores: Tensor, first_row: int, request: Request) -> Choices:
 
 
 def choice_gap(logits: Tensor, request: Request, other: int | None = None) -> float:
-    """Distance of the target's choice after `request` from `other` (None: from any other token);
-    tells rounding errors from mistakes.
+    """Distance of the target's choice after `request` from `other` (None: from any other token).
 
     logits: float32 [vocab_size] or [1, vocab_size]. Greedy: best processed logit minus the other's,
     relative to max(1, |best|). Sampling: distance of the uniform number to the other's interval in
@@ -254,12 +253,9 @@ def choice_gap(logits: Tensor, request: Request, other: int | None = None) -> fl
         return math.inf
     cumulative = probabilities[0].cumsum(0, dtype=torch.float64)
     cumulative = cumulative / cumulative[-1]
-    lower, upper = _interval(cumulative, token_id if other is None else other)
+    place = token_id if other is None else other
+    lower, upper = float(cumulative[place - 1]) if place else 0.0, float(cumulative[place])
     return min(abs(point - lower), abs(upper - point))
-
-
-def _interval(cumulative: Tensor, token_id: int) -> tuple[float, float]:
-    return float(cumulative[token_id - 1]) if token_id else 0.0, float(cumulative[token_id])
 
 
 def processed_logits(
@@ -363,9 +359,7 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
     )
     token_ids: list[int] = picks[:, 0].tolist()
     for row, probability in enumerate(probabilities.gather(-1, picks)[:, 0].tolist()):
-        if (
-            probability <= 0.0
-        ):  # noise rounded up to the total, or a parallel sum that is not quite monotone
+        if probability <= 0.0:  # noise rounded up to the total, or a sum that is not quite monotone
             possible = probabilities[row].nonzero()[:, 0]
             before = possible[possible < token_ids[row]]
             token_ids[row] = int(before[-1] if len(before) else possible[0])

@@ -114,7 +114,7 @@ def lines_of(path: Path, samples: Iterable[Sample]) -> list[str]:
     wanted = {(*sample.prompt_ids, -1, *sample.answer_ids) for sample in samples}
     found = []
     for file in corpus_files(path):
-        lines = Journal(file).lines()
+        lines = Journal(file, CORPUS).lines()
         next(lines)  # the identity
         for number, line in lines:
             sample = SAMPLE.validate_json(line)
