@@ -18,6 +18,21 @@ class InvalidCheckpoint(D3DError):
     """Model directory, drafter or download that is damaged, incomplete, foreign or unsupported."""
 
 
+class NotFinite(D3DError):
+    """Numbers that are NaN or infinite where a tensor leaves a model."""
+
+    def __init__(self, what: str, where: str, position: int | None = None, cause: str = "") -> None:
+        """what: for example "the target's logits are"; where: the pass; position: index in the text
+        of the token concerned; cause: what a diagnosis found, and a remedy."""
+        super().__init__(what, where, position, cause)
+        self.what, self.where, self.position, self.cause = what, where, position, cause
+
+    def __str__(self) -> str:
+        place = "" if self.position is None else f", for the token at position {self.position}"
+        cause = f": {self.cause}" if self.cause else ""
+        return f"{self.what} not finite (NaN or infinite) in {self.where}{place}{cause}"
+
+
 class MissingExtra(D3DError):
     """Missing optional dependency; the message contains the command that installs it."""
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import OpenModel
 from d3d.train.config import RunConfig
 from d3d.train.corpus import Sample
+from d3d.train.objective import AnswerLoss
 from d3d.train.run import Author, TrainingRun
-from d3d.train.trainer import StepStats
+from d3d.train.trainer import StepStats, Trainer
 from support.command import Outcome, d3d
 from support.tiny_model import open_tiny, write_tiny_target
 
@@ -421,3 +423,29 @@ def test_torchrun_trains_in_two_processes(
     ]
     assert measured[0]["loss"] == pytest.approx(measured[1]["loss"], abs=1e-5)
     assert measured[0]["slots"] == measured[1]["slots"]
+
+
+def test_a_loss_that_is_not_finite_is_told_with_the_line_of_its_answer(
+    target: Path, corpora: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples that are left out do not shift the line."""
+    corpus, held_out = corpora
+    lines = corpus.read_text().splitlines()
+    row = json.loads(lines[1])
+    short = [json.dumps({**row, "answer_ids": [5], "seed": n}) for n in range(3)]
+    bad = json.dumps({**row, "answer_ids": [77, 78, 79, 80], "source": "row6"})
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join([lines[0], *short, *lines[1:], bad]) + "\n")
+    real = Trainer._loss
+
+    def poisoned(self: Trainer, sample: Sample, *arguments: Any) -> AnswerLoss:
+        loss, slots = real(self, sample, *arguments)
+        return AnswerLoss(loss * (float("nan") if sample.source == "row6" else 1.0), slots)
+
+    monkeypatch.setattr(Trainer, "_loss", poisoned)
+    result = d3d(
+        "train", path, tmp_path / "run", "--held-out", held_out, "--target", target,
+        "--config", config(tmp_path), "--dtype", "float32",
+    )  # fmt: skip
+    assert result.code == 2
+    assert f"in an answer of row6 ({path}, line {len(lines) + 4})" in result.err

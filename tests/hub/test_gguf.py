@@ -6,16 +6,20 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from d3d.errors import InvalidCheckpoint
 from d3d.hub.cache import is_converted
 from d3d.hub.names import resolve_model
 from d3d.hub.open_model import eos_token_ids, load_config, load_tokenizer, read_tensors
+from d3d.model.config import decoder_config
 from support.tiny_gguf import TinyGguf, write_tiny_gguf
 
 TEXTS = [
@@ -115,6 +119,105 @@ def test_two_conversions_at_once_give_one_whole_directory(gguf: TinyGguf, cache:
     assert first == second
     assert [path.name for path in (cache / "converted").glob("[!.]*")] == [first.name]
     assert is_converted(first, json.loads((first / "d3d_source.json").read_text())["sha256"])
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+GGUF_YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+
+
+def frequencies(**rope: Any) -> Tensor:
+    """Those of transformers, for the tiny model."""
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        rope_parameters={"rope_theta": 10000.0, **rope},
+    )
+    rotary = LlamaRotaryEmbedding(config)
+    return rotary.inv_freq * rotary.attention_scaling
+
+
+def scaled(fields: dict[str, float | str], prefix: str = "rope.scaling.") -> dict[str, Any]:
+    return {f"{prefix}{name}": value for name, value in fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({}, {"rope_type": "default"}),
+        (scaled({"type": "none", "factor": 4.0}), {"rope_type": "default"}),
+        (scaled({"type": "linear", "factor": 1.0}), {"rope_type": "default"}),
+        (scaled({"type": "linear", "factor": 2.5}), {"rope_type": "linear", "factor": 2.5}),
+        (scaled({"factor": 4.0}), {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (scaled(GGUF_YARN), YARN),
+        (
+            scaled({**GGUF_YARN, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}),
+            {**YARN, "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+        (
+            scaled({"type": "yarn", "factor": 4.0, "yarn_ext_factor": 1.0}),
+            {**YARN, "original_max_position_embeddings": 128},
+        ),
+    ],
+    ids=str,
+)
+def test_scaled_rotary_frequencies_are_those_of_transformers(
+    fields: dict[str, Any], rope: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType.F16, fields=fields)
+    config = decoder_config(load_config(resolve_model(str(source.path))))
+    found = torch.tensor(config.inv_freq) * config.rope_scale
+    assert torch.allclose(found, frequencies(**rope), rtol=0, atol=1e-6)
+
+
+def test_rotary_divisors_as_of_llama_3_are_applied(cache: Path, tmp_path: Path) -> None:
+    plain, wanted = frequencies(rope_type="default"), frequencies(**LLAMA3)
+    assert not torch.allclose(plain, wanted, atol=1e-3)
+    divisors = {"rope_freqs.weight": (plain / wanted).tolist()}
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType.F16, tensors=divisors)
+    directory = resolve_model(str(source.path))
+    config = decoder_config(load_config(directory))
+    assert torch.allclose(torch.tensor(config.inv_freq), wanted, rtol=0, atol=1e-6)
+    assert config.rope_scale == 1.0
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    assert torch.allclose(model.model.rotary_emb.inv_freq, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fields": scaled({"type": "martian", "factor": 2.0})}, "rotary scaling 'martian'"),
+        ({"fields": scaled({"alpha": 1000.0})}, "rotary scaling 'linear' with alpha 1000"),
+        ({"fields": {"rope.dimension_count": 8}}, "of 8 of a head's 16 numbers"),
+        ({"fields": scaled({"type": "longrope", "factor": 2.0})}, "rotary scaling 'longrope'"),
+        (
+            {"fields": scaled({**GGUF_YARN, "yarn_attn_factor": 1.3})},
+            r"rotary scaling 'yarn' with yarn_attn_factor 1\.29",
+        ),
+        ({"tensors": {"rope_factors_long.weight": [2.0] * 8}}, "'linear' with rope_factors_long"),
+        (
+            {"fields": scaled(GGUF_YARN), "tensors": {"rope_freqs.weight": [2.0] * 8}},
+            "'yarn' with rope_freqs",
+        ),
+        ({"tensors": {"blk.0.attn_q.bias": [1.0] * 64}}, "no place .* blk.0.attn_q.bias"),
+        ({"without": "blk.1.ffn_up"}, r"lacks tensors, for example model\.layers\.1\.mlp\.up_proj"),
+    ],
+    ids=str,
+)
+def test_what_would_be_computed_wrongly_is_refused_by_name(
+    changes: dict[str, Any], message: str, cache: Path, tmp_path: Path
+) -> None:
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType.F16, **changes)
+    with pytest.raises(InvalidCheckpoint, match=message):
+        resolve_model(str(source.path))
 
 
 @pytest.mark.real_model

@@ -19,7 +19,7 @@ from d3d.model.kv_cache import PassThrough
 from d3d.model.linear import Linear
 from d3d.model.masks.dense import dense
 from d3d.model.masks.rules import Rows, block_rules, union
-from d3d.model.transformer import Rotary, Transformer
+from d3d.model.transformer import Transformer
 from support.tiny import tiny_transformer
 
 STARTS: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ def _through_layers(
     """All rows through all layers; where slots pass one by, what it made of them is dropped (clean
     rows do not see them)."""
     decoder = model.transformer
-    rotary = Rotary(decoder._cos[rows.position][None], decoder._sin[rows.position][None])
+    rotary = decoder.rotary(rows.position[None], x.dtype)
     for index, (number, layer) in enumerate(
         zip(model.config.kept_layers, decoder.layers, strict=True)
     ):

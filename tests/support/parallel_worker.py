@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from d3d.errors import InvalidRequest
+from d3d.errors import NotFinite
 from d3d.hub.open_model import OpenModel
 from d3d.model.drafter import DeltaConfig, DrafterModel
 from d3d.model.from_target import from_target
@@ -117,7 +117,7 @@ def not_finite(target: Path, directory: Path) -> None:
     run.trainer._loss = poisoned  # type: ignore[method-assign]
     try:
         run.run(lambda _: None)
-    except InvalidRequest as error:
+    except NotFinite as error:
         (directory / f"not_finite.{run.parallel.rank}.txt").write_text(str(error))
 
 

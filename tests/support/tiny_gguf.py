@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,9 +30,24 @@ class TinyGguf:
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
-def write_tiny_gguf(path: Path, kind: GGMLQuantizationType, pre: str = "smollm") -> TinyGguf:
+def write_tiny_gguf(
+    path: Path,
+    kind: GGMLQuantizationType,
+    pre: str = "smollm",
+    *,
+    fields: Mapping[str, float | str] | None = None,
+    tensors: Mapping[str, Sequence[float]] | None = None,
+    without: str = "",
+) -> TinyGguf:
+    """fields: further metadata under `llama.`; tensors: further ones; without: begins the names of
+    those left out."""
     writer = GGUFWriter(path, "llama")
     _write_shape(writer)
+    for name, value in (fields or {}).items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](f"llama.{name}", value)  # type: ignore[arg-type]
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, np.array(values, dtype=np.float32))
     num_tokens = _write_tokenizer(writer, pre)
     tiny = TinyGguf(path)
     rng = np.random.default_rng(0)
@@ -42,6 +58,8 @@ def write_tiny_gguf(path: Path, kind: GGMLQuantizationType, pre: str = "smollm")
         if len(shape) == 1:  # bfloat16 numbers that float16 holds too, as in released models
             values = (np.round(values * 16) / 16).clip(-4, 4).astype(np.float32)
         packed = quantize(values, stored)
+        if without and theirs.startswith(without):
+            return
         writer.add_tensor(f"{theirs}.weight", packed, raw_dtype=stored)
         if ours:
             tiny.values[f"{ours}.weight"] = dequantize(packed, stored)

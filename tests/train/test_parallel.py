@@ -144,7 +144,9 @@ def test_a_process_that_dies_ends_the_other_soon(trained: Path, ended: Ended) ->
 def test_what_is_not_finite_in_one_process_is_named_by_all(trained: Path) -> None:
     messages = [(trained / f"not_finite.{rank}.txt").read_text() for rank in range(2)]
     assert messages[0] == messages[1]
-    assert "the loss is not finite in step 0, sample" in messages[0]
+    assert (
+        "the loss is not finite (NaN or infinite) in training step 0, in an answer" in messages[0]
+    )
 
 
 def test_answers_that_can_not_be_shared_evenly_are_refused(base: OpenModel) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from d3d.errors import InvalidRequest, NotFinite
+from d3d.methods.async_.packed_pass import PackedDrafter
 from d3d.methods.fused.engine import FusedTarget
 from d3d.methods.serial.drafter import BlockDrafter
 from d3d.model.drafter import DrafterModel
@@ -18,7 +20,14 @@ from d3d.target.native import NativeTarget
 from d3d.train import replay as replay_module
 from d3d.train.acceptance import RECALL_TOPS, RoundCounts, total
 from d3d.train.corpus import Sample
-from d3d.train.replay import by_source, predict_blocks, replay, replay_fused, walk
+from d3d.train.replay import (
+    by_source,
+    predict_blocks,
+    replay,
+    replay_fused,
+    replay_outcomes,
+    walk,
+)
 from support.drafters import block_logits, every_kind, reference_draft, request, text, tiny_drafter
 from support.runs import make, run, run_all
 from support.tiny import tiny_transformer
@@ -148,6 +157,10 @@ def test_a_sampled_answer_is_replayed_as_it_was_drawn() -> None:
             decoded.add_round(stats.num_accepted, stats.num_committed)
     replayed = replay(model, samples, 3)
     assert (replayed.rounds, replayed.committed) == (decoded.rounds, decoded.committed)
+    cut = replay(model, samples, 3, ends=())
+    assert cut.histogram == decoded.histogram, "at the limit the last token is not drafted"
+    assert cut.histogram != replayed.histogram
+    assert replay(model, samples, 3, ends=range(97)).histogram == replayed.histogram
     assert replayed.histogram[0] > 0
     assert sum(replayed.histogram[1:]) > 0
 
@@ -287,5 +300,20 @@ def test_fused_rounds_are_those_of_fused_decoding(kind: dict[str, Any]) -> None:
         one = run_all(fused, fused, [make(engine, text(5, seed=seed), max_tokens=40)], 4)[0]
         rounds += [stats.num_accepted for stats in one.rounds]
         samples.append(Sample(text(5, seed=seed), one.ids, "test", 0.0, 0))
-    replayed = replay_fused(model, samples, 4)
+    replayed = replay_fused(model, samples, 4, ends=())
     assert replayed.histogram == [rounds.count(number) for number in range(5)]
+
+
+def test_logits_that_are_not_finite_are_an_error_and_no_low_acceptance() -> None:
+    model = tiny_drafter()
+    samples = [Sample(text(4), text(9), "test", 0.0, 0)]
+    assert model.mask_vector is not None
+    model.mask_vector.data.fill_(float("nan"))
+    with pytest.raises(NotFinite, match="in a replayed draft pass, for the token at position 5"):
+        replay(model, samples, 3)
+    with pytest.raises(InvalidRequest, match="can't be replayed: the drafter's logits are not"):
+        replay_outcomes(PackedDrafter(model, 97), samples, 3)
+    model = tiny_drafter(trained=False)
+    model.mask_vector.data.fill_(float("nan"))  # type: ignore[union-attr]
+    with pytest.raises(NotFinite, match="replayed draft pass"):
+        replay_fused(model, samples, 3)

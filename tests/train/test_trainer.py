@@ -22,11 +22,18 @@ from d3d.model.from_target import from_target
 from d3d.model.linear import Linear
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
+from d3d.train.blocks import hang_blocks
 from d3d.train.config import DrafterSpec, RunConfig, Stage, TrainConfig, read_run_config
 from d3d.train.corpus import Sample
 from d3d.train.replay import replay
 from d3d.train.run import TrainingRun
-from d3d.train.trainer import StepStats, Trainer
+from d3d.train.trainer import (
+    StepStats,
+    Trainer,
+    TrainingNotFinite,
+    draw_anchors,
+    shortest_answer,
+)
 from support.runs import run
 from support.tiny import tiny_transformer
 from support.tiny_model import open_tiny
@@ -284,6 +291,39 @@ def test_an_answer_of_three_tokens_is_enough(target: Transformer) -> None:
         assert all(torch.isfinite(torch.tensor(losses)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "shortest"), [({}, 3), ({"anchor_slot": True}, 2), ({"alignment": "same"}, 2)], ids=str
+)
+def test_every_anchor_whose_first_slot_has_a_token_is_trained(
+    kind: dict[str, Any], shortest: int, target: Transformer
+) -> None:
+    """A drafter's first slot predicts the next token, unless the anchor's own row does."""
+    model = make(target, **kind)
+    answers = [Sample([1, 2], list(range(3, 3 + length)), "x", 0.0, 0) for length in (1, 2, 3)]
+    trainer = Trainer(model, answers, config(steps=2))
+    assert [len(sample.answer_ids) for sample in trainer.samples] == [
+        length for length in (1, 2, 3) if length >= shortest
+    ]
+    assert all(loss > 0 for loss in train(trainer))
+    stage = Stage(share=1.0, block_size=4, anchors=99)
+    places = draw_anchors(answers[2], stage, 64, random.Random(0), shortest_answer(model.config))
+    assert places == list(range(2, 2 + 3 - shortest + 1))
+    batch = hang_blocks(torch.arange(5), torch.tensor(places), 1, model.config)
+    assert batch.targets[:, 0].tolist()[-1] == 4, "the answer's last token"
+
+
+def test_the_cause_of_what_is_not_finite_is_named(target: Transformer) -> None:
+    samples = [Sample([1, 2], [3, 4, 5], "x", 0.0, 0)]
+    model = make(target)
+    next(iter(model.trainable().values())).data.fill_(float("nan"))
+    with pytest.raises(TrainingNotFinite, match=r"weights that are trained .* lower learning_rate"):
+        train(Trainer(model, samples, config(steps=1)))
+    model = make(tiny_transformer())
+    model.transformer.layers[0].down.weight.data[0] = float("nan")  # type: ignore[operator,union-attr]
+    with pytest.raises(TrainingNotFinite, match=r"base's weights .*down.weight.* fetch the model"):
+        train(Trainer(model, samples, config(steps=1)))
+
+
 @pytest.mark.parametrize("poison", ["weights", "gradient"])
 def test_what_is_not_finite_stops_with_step_and_sample_and_leaves_the_weights(
     poison: str, target: Transformer, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
@@ -303,12 +343,11 @@ def test_what_is_not_finite_stops_with_step_and_sample_and_leaves_the_weights(
         return loss + torch.sqrt(zero), count  # finite, with an infinite slope
 
     monkeypatch.setattr(Trainer, "_loss", poisoned)
-    with pytest.raises(
-        InvalidRequest,
-        match=r"is not finite in step 2, sample \d+ \(test\) of the corpus; "
-        "lower the learning rate",
-    ):
+    message = "is not finite .* in training step 2, in an answer of test: the weights are finite; "
+    with pytest.raises(TrainingNotFinite, match=message + "lower learning_rate") as raised:
         train(trainer)
+    assert len(raised.value.samples) == 1
+    assert raised.value.samples[0] in samples
     assert trainer.step == 2
     for name, parameter in trainer.model.trainable().items():
         assert torch.equal(parameter, before[name]), name
@@ -581,7 +620,7 @@ def test_a_failure_keeps_the_steps_before_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_loss", poisoned)
-        with pytest.raises(InvalidRequest, match="step 3"):
+        with pytest.raises(TrainingNotFinite, match="step 3"):
             training.run(lambda _: None)
     again = TrainingRun(tmp_path, base, run_config(evaluate_every=100), texts[:4], texts[4:])
     assert again.trainer.step == 3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from d3d.cli import options as o
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from d3d.api import Model
@@ -203,7 +204,6 @@ def identity(
     Writes identity.json and a report to RESULTS/NAME, and lists each answer that differs from
     plain's, with the position and the gap between the target's two choices there. Exit code 1 if
     rounding does not explain a difference."""
-    import json
 
     from d3d.files import FileKind, write_whole
     from d3d.lab.bench.answers import MethodOptions, Sampling
@@ -232,7 +232,7 @@ def identity(
     _measure(plan, loaded, wanted, MethodOptions(device=device, dtype="float32"))
     measured = load_run(directory)
     record = identity_record(measured)
-    write_whole(file, kind, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_whole(file, kind, to_json(record, indent=2, ensure_ascii=False) + "\n")
     sections = [*identity_sections(measured), provenance_section(measured)]
     _print_tables(sections[:1])
     typer.echo(file)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from d3d.json_text import to_json
+
 if TYPE_CHECKING:
     from d3d.lab.tune.calibrate import Comparison
 
@@ -19,7 +21,6 @@ def calibrate(
 ) -> None:
     """Compare recent traffic with the traffic a preset was tuned on, and say whether to keep it,
     tune again or train again."""
-    import json
 
     from d3d.cli.console import note
     from d3d.errors import InvalidRequest
@@ -36,7 +37,7 @@ def calibrate(
     if damaged:
         note(f"passed over {damaged} damaged lines", "yellow")
     comparison = compare(preset, records if last is None else records[-last:])
-    text = json.dumps(comparison.to_dict()) if as_json else "\n".join(_lines(comparison))
+    text = to_json(comparison.to_dict()) if as_json else "\n".join(_lines(comparison))
     typer.echo(text)
 
 

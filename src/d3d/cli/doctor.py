@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from d3d.cli import options as o
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from d3d.cli.system_report import TargetReport
@@ -47,7 +47,7 @@ def doctor(
         else None,
     }
     if as_json:
-        typer.echo(json.dumps(facts))
+        typer.echo(to_json(facts))
         return
     typer.echo("\n".join(_lines(facts)))
     if report:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from d3d.cli import options as o
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from d3d.hub.open_model import OpenModel
     from d3d.lab.report.tables import Table
     from d3d.methods.async_.packed_pass import GuessFrom
     from d3d.model.drafter import DrafterModel
@@ -102,14 +103,19 @@ def evaluate(
             "answers may differ",
             "yellow",
         )
-    record = _replayed(mode, ready, samples, length, guess)
+    record = _replayed(mode, ready, base, samples, length, guess)
     if mode == "async":
         print_table(_hit_table(record), error=True)
-    typer.echo(json.dumps(record))
+    typer.echo(to_json(record))
 
 
 def _replayed(
-    mode: str, model: DrafterModel, samples: list[Sample], draft_length: int, guess: GuessFrom
+    mode: str,
+    model: DrafterModel,
+    base: OpenModel,
+    samples: list[Sample],
+    draft_length: int,
+    guess: GuessFrom,
 ) -> dict[str, Any]:
     """JSON record that the command prints."""
     from d3d.cli.console import meter
@@ -123,10 +129,12 @@ def _replayed(
             progress.show(next(done), "answers")
 
         for key, group in by_source(samples).items():
-            groups[key], hits[key] = _replay(mode, model, group, draft_length, guess, show)
+            groups[key], hits[key] = _replay(mode, model, base, group, draft_length, guess, show)
     record = {"mode": mode, **_acceptance_record(groups, draft_length, len(samples))}
     if mode != "serial":  # fused mode guesses no outcome, and async mode has the hit rate
         del record["bonus_recall"]
+    if mode == "fused":
+        record["is_upper_bound"] = True  # every row has slots, as if rows cost nothing
     if mode == "async":
         record["guess_from"] = guess
         _add_hits(record, {key: counts for key, counts in hits.items() if counts is not None})
@@ -136,6 +144,7 @@ def _replayed(
 def _replay(
     mode: str,
     model: DrafterModel,
+    base: OpenModel,
     samples: list[Sample],
     draft_length: int,
     guess: GuessFrom,
@@ -145,12 +154,13 @@ def _replay(
     from d3d.methods.async_.packed_pass import PackedDrafter
     from d3d.train.replay import replay, replay_fused, replay_outcomes
 
+    ends = base.eos_token_ids
     if mode == "async":
-        preparer = PackedDrafter(model, model.transformer.config.vocab_size, guess)
-        return replay_outcomes(preparer, samples, draft_length, on_sample)
+        preparer = PackedDrafter(model, base.num_tokens, guess)
+        return replay_outcomes(preparer, samples, draft_length, on_sample, ends=ends)
     if mode == "fused":
-        return replay_fused(model, samples, draft_length, on_sample), None
-    return replay(model, samples, draft_length, on_sample, recall=True), None
+        return replay_fused(model, samples, draft_length, on_sample, ends=ends), None
+    return replay(model, samples, draft_length, on_sample, ends=ends, recall=True), None
 
 
 def _guess_from(mode: str, guess_from: str | None) -> GuessFrom:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from d3d.cli import options as o
 from d3d.config import SpeculativeChoice
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from d3d.cli.options import ModelChoice
@@ -81,6 +81,6 @@ def generate(
         requests.note_speculation(result)
         requests.record_request(log, loaded, Asked(text, options, sampling, raw), result)
         if as_json:
-            typer.echo(json.dumps(result.to_dict()))
+            typer.echo(to_json(result.to_dict()))
         if trace is not None:
             requests.write_trace(trace, result, loaded.precision)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from d3d.lab.plan.trace import Trace
@@ -161,7 +162,7 @@ def _show(tables: list[Table], as_json: bool) -> None:
     from d3d.cli.tables import print_table
 
     if as_json:
-        typer.echo(json.dumps({"modelled": True, "tables": [_record(table) for table in tables]}))
+        typer.echo(to_json({"modelled": True, "tables": [_record(table) for table in tables]}))
         return
     for table in tables:
         print_table(table, names=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -10,6 +9,7 @@ import typer
 
 from d3d.cli.options import DeviceOption, DTypeOption
 from d3d.files import FileKind, alone_in, write_whole
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from d3d.hub.open_model import OpenModel
@@ -210,7 +210,7 @@ def _report(
         "chosen": {"layers": depth.layers, "reason": reason, "objective": objective},
     }
     files = {
-        "json": json.dumps(record, indent=1) + "\n",
+        "json": to_json(record, indent=1) + "\n",
         "md": curve_table(run.curve, timings, chosen),
     }
     if pictures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from d3d.cli.options import ModelChoice
 from d3d.config import SpeculativeChoice
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, alone_with, write_whole
+from d3d.json_text import to_json
 
 if TYPE_CHECKING:
     from d3d.api import Model
@@ -46,7 +46,7 @@ def show_dry_run(
     from d3d.cli.dry_run import dry_run, lines
 
     plan = dry_run(choice, asked, max_tokens)
-    typer.echo(json.dumps(plan) if as_json else "\n".join(lines(plan)))
+    typer.echo(to_json(plan) if as_json else "\n".join(lines(plan)))
 
 
 def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
@@ -129,7 +129,7 @@ def write_trace(path: Path, result: GenerationResult, dtype: str) -> None:
         "prompt_tokens": result.usage.prompt_tokens,
         "tpot_s": result.timing.tpot_s,
     }
-    write_whole(path, TRACE, json.dumps(chrome_trace(result.rounds, about)))
+    write_whole(path, TRACE, to_json(chrome_trace(result.rounds, about)))
 
 
 def thinking_warning(model: TargetModel, thinking: bool | None) -> str | None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from d3d.json_text import to_json
+
 if TYPE_CHECKING:
     from d3d.hub.presets import Preset, PresetFile, Tuned
 
@@ -15,7 +17,6 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a preset's contents, how it decodes, and how that was chosen."""
-    import json
 
     from d3d.hub.presets import find_preset, is_preset_file, read_preset
 
@@ -25,7 +26,7 @@ def show(
     else:
         record = facts = _facts(find_preset(preset))
     lines = (f"{name:<18} {value}" for name, value in facts.items())
-    typer.echo(json.dumps(record) if as_json else "\n".join(lines))
+    typer.echo(to_json(record) if as_json else "\n".join(lines))
 
 
 def _facts(preset: Preset) -> dict[str, object]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from d3d.json_text import to_json
 
 
 def timeline(
@@ -43,7 +44,7 @@ def timeline(
         with alone_with(out, "d3d timeline"):
             write_whole(out, PICTURE, picture(known, kind, start=start, count=rounds))
     if as_json:
-        typer.echo(json.dumps(figures(known), allow_nan=False))
+        typer.echo(to_json(figures(known)))
     else:
         print_table(table(known, trace.name))
     if out is not None:

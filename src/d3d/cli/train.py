@@ -65,8 +65,10 @@ def train(
     For several processes, run torchrun -m d3d.cli.app train."""
     from d3d.errors import InvalidRequest
     from d3d.train.config import RunConfig, read_run_config
+    from d3d.train.corpus import lines_of
     from d3d.train.corpus_writer import refuse_evaluation_corpus
     from d3d.train.parallel import processes
+    from d3d.train.trainer import TrainingNotFinite
 
     settings = read_run_config(config) if config else RunConfig()
     if not allow_evaluation_prompts and corpus is not None:
@@ -87,7 +89,11 @@ def train(
         )
     with processes(device) as own_device:
         run = _open(settings, (corpus, held_out, output), model, own_device, dtype)
-        interrupted = _train(run, minutes)
+        try:
+            interrupted = _train(run, minutes)
+        except TrainingNotFinite as error:
+            error.where += f" ({'; '.join(lines_of(corpus, error.samples))})"
+            raise
     if run.parallel.rank == 0:
         _report(run, output, interrupted=interrupted)
     if interrupted:

@@ -173,6 +173,17 @@ class Target(ABC):
         `rewind`, before the request is extended. For targets that verify trees."""
         raise NotImplementedError
 
+    def verify_again(self, request: Request) -> LogitRows:
+        """Verify the anchor of a request alone, in place of a pass that gave logits that are not
+        finite."""
+        self.rewind([request])
+        return self.verify([request], [NO_DRAFT])[0]
+
+    def diagnose(self, request: Request) -> str:  # noqa: ARG002
+        """Why the logits after a request's tokens are not finite, and what to do; empty if
+        unknown."""
+        return ""
+
     @abstractmethod
     def rewind(self, requests: Sequence[Request]) -> None:
         """Drop rejected tokens: each cache ends before the request's anchor again."""

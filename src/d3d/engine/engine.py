@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from d3d.engine.drafter import NO_DRAFT, Drafter, NoDrafter, Target, guarded
+from d3d.engine.drafter import NO_DRAFT, Draft, Drafter, NoDrafter, Target, guarded
 from d3d.engine.request import Request
 from d3d.engine.round import Round, RoundTimes
-from d3d.engine.sampling import AcceptanceRule, sample_match
+from d3d.engine.sampling import AcceptanceRule, LogitRows, Verdict, sample_match
+from d3d.errors import NotFinite
 
 PREFILL_ROWS = 512
 """Maximum prompt tokens processed per step, so that a long prompt does not stall the others."""
@@ -74,7 +76,8 @@ class Engine:
     def step(self) -> list[Round]:
         """Prefill a chunk of waiting prompts, and advance every running request by one round.
 
-        If the target fails, the requests in that pass get the `error`; the others go on."""
+        If the target fails, the requests in that pass get the `error`, or the one whose logits
+        allow no choice; the others go on."""
         self.drop_cancelled()
         running = list(self.running)
         rounds = self._prefill()
@@ -107,24 +110,42 @@ class Engine:
         drafted = time.perf_counter()
         try:
             logits = self.target.verify(running, drafts)
-            verdicts = [
-                self._accept(rows, draft.token_ids, request, draft.parents)
+            decided = [
+                (request, draft, self._verdict(request, draft, rows))
                 for request, draft, rows in zip(running, drafts, logits, strict=True)
             ]
             t_verify, span = time.perf_counter() - drafted, self.target.pass_span()
             times = RoundTimes(started, drafted - started, t_verify, span)
-            for request, verdict in zip(running, verdicts, strict=True):
-                if verdict.path:
+            for request, _, verdict in decided:
+                if verdict is not None and verdict.path:
                     self.target.keep_path(request, verdict.path)
             rounds = [
                 request.commit(draft, verdict, times)
-                for request, draft, verdict in zip(running, drafts, verdicts, strict=True)
+                for request, draft, verdict in decided
+                if verdict is not None
             ]
             self.target.rewind(running)
         except Exception as error:  # waiting requests go on
             return self._fail(running, error)
-        self.drafter.observe(rounds)
+        if rounds:
+            self.drafter.observe(rounds)
         return rounds
+
+    def _verdict(self, request: Request, draft: Draft, rows: LogitRows) -> Verdict | None:
+        """None if the request fails alone, because its logits are not finite."""
+        try:
+            return self._accept(rows, draft.token_ids, request, draft.parents)
+        except NotFinite as error:
+            problem = error
+        try:
+            if request.num_rounds:  # draft and padding are hidden, but 0 * NaN still reaches a row
+                return self._accept(self.target.verify_again(request), (), request, None)
+        except NotFinite as error:
+            problem = error
+        with suppress(Exception):  # a diagnosis must not end the others
+            problem.cause = self.target.diagnose(request)
+        self._fail([request], problem)
+        return None
 
     def _prefill(self) -> list[Round]:
         """Prefill a chunk of prompts. The first token has no draft and belongs to no round."""
@@ -138,9 +159,9 @@ class Engine:
         try:
             logits = self.target.prefill(self.reading, self.prefill_rows)
             read = [
-                (request, self._accept(rows, (), request, None))
+                (request, verdict)
                 for request, rows in zip(self.reading, logits, strict=True)
-                if rows is not None
+                if rows is not None and (verdict := self._verdict(request, NO_DRAFT, rows))
             ]
             seconds = time.perf_counter() - started
             times = RoundTimes(started, 0.0, seconds)

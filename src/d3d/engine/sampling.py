@@ -39,13 +39,16 @@ from d3d.engine.noise import uniform
 from d3d.engine.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from d3d.engine.params import SamplingParams as SamplingParams
 from d3d.engine.round import TokenLogprob
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidRequest, NotFinite
 
 if TYPE_CHECKING:
     from d3d.engine.request import Request
 
 _NUCLEUS_WIDTH = 1024
 """Number of best tokens searched for the top-p set before sorting all."""
+
+NO_TOKEN = -1
+"""The choice of a row whose largest logit is NaN (larger than any number here) or infinite."""
 
 _ROW_BY_ROW = frozenset({"cpu"})
 """Device types that process rows one by one, up to the first mismatch; on others a launch costs
@@ -106,9 +109,8 @@ class LogitRows:
         return self.raw.device
 
     def argmax(self) -> list[int]:
-        """Best token of each row; the lowest id among equals."""
-        best: list[int] = self.raw.argmax(dim=-1).tolist()
-        return best
+        """Best token of each row; the lowest id among equals, NO_TOKEN if it is not finite."""
+        return _argmax(self.raw)
 
     def logits(self) -> Tensor:
         """float32 [rows, vocab_size]."""
@@ -173,7 +175,8 @@ def choose(
     Of equal siblings the first counts.
 
     `request` is not changed; if its parameters use counts it must carry `counts` of this vocabulary
-    on this device. Raises ValueError for a wrong number of rows, or missing counts."""
+    on this device. Raises ValueError for a wrong number of rows, or missing counts, and NotFinite
+    if one of these rows has no finite best logit."""
     num_rows = len(draft_tokens) + 1
     if len(rows) != num_rows:
         raise ValueError(
@@ -205,6 +208,9 @@ def choose(
             row = node + 1
         else:
             row = None
+    if token_ids[-1] == NO_TOKEN:
+        where = "the verify pass" if request.num_rounds else "the prefill"
+        raise NotFinite("the target's logits are", where, len(request) + len(token_ids) - 1)
     return Choices(token_ids, logprobs, tuple(path))
 
 
@@ -227,6 +233,12 @@ def _histories(draft_tokens: Sequence[int], parents: Parents) -> list[tuple[int,
     return histories
 
 
+def _argmax(scores: Tensor) -> list[int]:
+    best = scores.max(dim=-1)
+    token_ids: list[int] = best.indices.where(best.values.isfinite(), NO_TOKEN).tolist()
+    return token_ids
+
+
 def _is_plain_argmax(request: Request) -> bool:
     params = request.params
     unprocessed = (
@@ -242,7 +254,7 @@ def _choose_rows(logits: Tensor, histories: Sequence[Sequence[int]], request: Re
     params = request.params
     scores = processed_logits(logits, histories, request)
     if params.greedy:
-        token_ids: list[int] = scores.argmax(dim=-1).tolist()
+        token_ids = _argmax(scores)
     else:
         scores = keep_likely(scores, params)
         noise = [uniform(request.seed, len(request) + len(history)) for history in histories]
@@ -336,7 +348,8 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
     """Token id of each row whose interval, in id order, contains that row's `noise` (in [0, 1]).
 
     `probabilities`: float32 [rows, vocab_size]; rows need not sum to one exactly. An id of
-    probability 0 is never returned."""
+    probability 0 is never returned; a row of NaN, into which softmax turns what is not finite,
+    gives NO_TOKEN."""
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     points = (
         torch.tensor(noise, dtype=torch.float64, device=probabilities.device)[:, None]
@@ -347,12 +360,12 @@ def inverse_cdf(probabilities: Tensor, noise: Sequence[float]) -> list[int]:
     )
     token_ids: list[int] = picks[:, 0].tolist()
     for row, probability in enumerate(probabilities.gather(-1, picks)[:, 0].tolist()):
-        if (
-            probability <= 0.0
-        ):  # noise rounded up to the total, or a parallel sum that is not quite monotone
+        if probability <= 0.0:  # noise rounded up to the total, or a sum that is not quite monotone
             possible = probabilities[row].nonzero()[:, 0]
             before = possible[possible < token_ids[row]]
             token_ids[row] = int(before[-1] if len(before) else possible[0])
+        elif math.isnan(probability):
+            token_ids[row] = NO_TOKEN
     return token_ids
 
 
@@ -363,9 +376,10 @@ def token_logprobs(
     vocab_size]. A list of alternatives always includes
     the chosen one, so it may have one entry more."""
     logprobs = scores.log_softmax(dim=-1)
-    chosen = logprobs.gather(-1, torch.tensor(list(token_ids), device=scores.device)[:, None])[
-        :, 0
-    ].tolist()
+    ids = torch.tensor(list(token_ids), device=scores.device).clamp(
+        min=0
+    )  # NO_TOKEN is dropped later
+    chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
     values, ids = logprobs.topk(min(num_top, scores.shape[-1]))
     entries = []
     for token_id, logprob, row_ids, row_values in zip(

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from d3d.errors import CantWrite, InvalidRequest
 from d3d.files import FileKind, alone_with, explained, write_whole
+from d3d.json_text import to_json
 
 PARTIAL_SUFFIX = ".part"
 """Ends the name of everything that is not complete yet."""
 
-CONVERSION_FORMAT = 1
+CONVERSION_FORMAT = 2
 """Raised when the GGUF conversion writes something else, so that old conversions are redone."""
 
 MANIFEST = "d3d_source.json"
@@ -49,7 +50,7 @@ def file_sha256(path: Path) -> str:
         pass  # not hashed before, or an unreadable note: hash it
     digest = hash_content(path)
     with suppress(CantWrite, InvalidRequest):  # an unwritable cache only costs time
-        write_whole(memo, HASH, json.dumps({"path": str(path), "stamp": stamp, "sha256": digest}))
+        write_whole(memo, HASH, to_json({"path": str(path), "stamp": stamp, "sha256": digest}))
     return digest
 
 
@@ -113,4 +114,4 @@ def write_manifest(directory: Path, source: Path, sha256: str) -> None:
         "num_bytes": source.stat().st_size,
         "files": {file.name: file.stat().st_size for file in sorted(directory.iterdir())},
     }
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    (directory / MANIFEST).write_text(to_json(manifest, indent=2), encoding="utf-8")

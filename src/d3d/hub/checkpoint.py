@@ -33,6 +33,7 @@ from d3d.hub.open_model import (
     load_tokenizer,
 )
 from d3d.hub.terminal import refusing
+from d3d.json_text import to_json
 from d3d.model.drafter import DrafterConfig, DrafterModel
 
 FORMAT = 1
@@ -105,7 +106,7 @@ def save_drafter(
             (work / DECODER).mkdir()
             shutil.copyfile(base.path / CONFIG_FILE, work / DECODER / CONFIG_FILE)
         base.tokenizer.save_pretrained(work)
-        (work / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        (work / PROVENANCE).write_text(to_json(provenance, indent=2) + "\n", encoding="utf-8")
         (work / CARD_FILE).write_text(card, encoding="utf-8")
         text = config.model_dump_json(indent=2) + "\n"
         (work / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -161,7 +162,7 @@ def _describe(content: Any) -> str:
     """A foreign config.json in a few words."""
     if not isinstance(content, dict):
         return "something else"
-    text = json.dumps(content).lower()
+    text = to_json(content).lower()
     for word, name in (
         ("dflash", "a DFlash drafter"),
         ("eagle", "an EAGLE drafter"),

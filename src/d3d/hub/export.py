@@ -47,6 +47,7 @@ from d3d.hub.open_model import (
     open_model,
     read_tensors,
 )
+from d3d.json_text import to_json
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.linear import Linear
 from d3d.model.transformer import Layer
@@ -216,7 +217,7 @@ def _write_generation_config(
     if content["eos_token_id"] is None and base.eos_token_ids:
         content["eos_token_id"] = sorted(base.eos_token_ids)
     content["suppress_tokens"] = sorted({*(content.get("suppress_tokens") or ()), mask_token_id})
-    text = json.dumps(content, indent=2) + "\n"
+    text = to_json(content, indent=2) + "\n"
     (directory / GENERATION_CONFIG).write_text(text, encoding="utf-8")
 
 

@@ -89,7 +89,7 @@ def _base(path: Path, config: CheckpointConfig, target: TargetModel) -> Transfor
             return target.transformer
         return open_model(str(target.path), **names).transformer
     if config.drafter.delta is None:
-        return blank_transformer(load_config(path / DECODER), device, dtype)
+        return blank_transformer(load_config(path / DECODER), device, dtype, target.num_tokens)
     hint = f"they are not over the target {target.source} ({target.fingerprint[:12]}) either"
     return open_base(path, config.base, hint, **names).transformer
 

@@ -40,7 +40,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TargetModel(Protocol):
-    """A target, whatever runs it. path: its directory; fingerprint: of its weights."""
+    """A target, whatever runs it. path: its directory; fingerprint: of its weights; vocab_size:
+    rows of its embedding; num_tokens: those that have a token."""
 
     @property
     def source(self) -> str: ...
@@ -65,6 +66,9 @@ class TargetModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
 
     @property
     def max_length(self) -> int: ...
@@ -97,6 +101,10 @@ class OpenModel:
         return self.config.vocab_size
 
     @property
+    def num_tokens(self) -> int:
+        return self.config.num_tokens
+
+    @property
     def max_length(self) -> int:
         return self.config.max_length
 
@@ -114,12 +122,12 @@ def open_model(
     check_quantize(quantize, where)
     path = resolve_model(source).absolute()  # others load it again, perhaps from elsewhere
     hf_config = load_config(path)
-    config = decoder_config(hf_config)
+    tokenizer = load_tokenizer(path)
+    config = decoder_config(hf_config, num_tokens(tokenizer))
     stored = read_tensors(path)
     fingerprint = weights_fingerprint(stored)
     transformer = Transformer(config, stored, device=where, dtype=kind).eval()
-    tokenizer = load_tokenizer(path)
-    known = range(config.vocab_size)
+    known = range(config.num_tokens)
     ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
     return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
 
@@ -189,6 +197,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
             f"{path} holds no tokenizer; copy the model's tokenizer files (tokenizer.json) there"
         )
     return tokenizer
+
+
+def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that has a token."""
+    return 1 + max(map(int, tokenizer.get_vocab().values()))
 
 
 def eos_token_ids(
@@ -267,11 +280,15 @@ def tensor_shapes(config: PretrainedConfig) -> dict[str, torch.Size]:
 
 
 def blank_transformer(
-    config: PretrainedConfig, device: torch.device | None = None, dtype: torch.dtype | None = None
+    config: PretrainedConfig,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    num_tokens: int | None = None,
 ) -> Transformer:
-    """A decoder of this config whose weights are all zero, to be filled in."""
+    """A decoder of this config whose weights are all zero, to be filled in. num_tokens: as in
+    `decoder_config`."""
     zeros = {
         name: torch.zeros(shape, device=device, dtype=dtype)
         for name, shape in tensor_shapes(config).items()
     }
-    return Transformer(decoder_config(config), zeros).eval()
+    return Transformer(decoder_config(config, num_tokens), zeros).eval()

@@ -14,6 +14,7 @@ import torch
 from d3d.errors import D3DError
 from d3d.files import FileKind, Journal
 from d3d.hub.cache import cache_root
+from d3d.json_text import to_json
 from d3d.machine import processor, processor_model
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class MachineCosts:
             entry = {"measured_on": self._key, name: self._known[name], "date": today}
             with suppress(OSError, D3DError):  # not writable, or not ours: measured again next time
                 self._journal.path.parent.mkdir(parents=True, exist_ok=True)
-                self._journal.append(json.dumps(entry))
+                self._journal.append(to_json(entry))
         return self._known[name]
 
 

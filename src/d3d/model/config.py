@@ -20,6 +20,9 @@ class DecoderConfig:
 
     family: str
     vocab_size: int
+    """Rows of the embedding and the head."""
+    num_tokens: int
+    """Ids from here on have no token: their rows only pad the matrices, and are never chosen."""
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -38,9 +41,9 @@ class DecoderConfig:
     """Factor on the rotary cosines and sines (YaRN, arXiv 2309.00071, section 3.4), else 1."""
 
 
-def decoder_config(config: Any) -> DecoderConfig:
-    """Shape of the decoder of a `transformers` config. Raises InvalidCheckpoint for features that
-    our decoder would compute wrongly."""
+def decoder_config(config: Any, num_tokens: int | None = None) -> DecoderConfig:
+    """Shape of the decoder of a `transformers` config. num_tokens: ids that the tokenizer has; None
+    for all rows. Raises InvalidCheckpoint for features that our decoder would compute wrongly."""
     if config.model_type not in FAMILIES:
         raise InvalidCheckpoint(
             f"model type {config.model_type!r} is not supported; "
@@ -70,6 +73,7 @@ def decoder_config(config: Any) -> DecoderConfig:
     return DecoderConfig(
         family=config.model_type,
         vocab_size=config.vocab_size,
+        num_tokens=min(num_tokens or config.vocab_size, config.vocab_size),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_layers=config.num_hidden_layers,
@@ -99,8 +103,11 @@ def _biases(config: Any) -> tuple[bool, bool, bool]:
 def _rotary(config: Any) -> tuple[Tensor, float]:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    rope_type = parameters.get("rope_type", "default")
+    # with one list of factors for all lengths, longrope is fixed like the others
+    fixed = parameters.get("short_factor") == parameters.get("long_factor")
+    if rope_type not in ROPE_TYPES and not (rope_type == "longrope" and fixed):
         raise InvalidCheckpoint(
             f"rotary variant {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
         )

@@ -197,6 +197,7 @@ class DrafterModel(nn.Module):
                 f"the draft vocabulary must be {wanted} ascending token ids that the drafter knows"
             )
         self.draft_ids = ids.to(self.transformer.device)
+        self._largest_draft_id = int(ids[-1])
 
     def prepare_to_draft(self) -> None:
         """Speed up drafting, after which the model can't be trained: copy the head's rows of the
@@ -236,12 +237,11 @@ class DrafterModel(nn.Module):
         """Final states [batch, rows, hidden_size] of a pass whose last `num_slots` rows are slots.
 
         token_ids int64 [batch, rows], negative for a masked slot; positions int64 [batch or 1,
-        rows], clamped for slots past the longest text; mask and store as in `Transformer.hidden`,
-        on any device."""
+        rows]; mask and store as in `Transformer.hidden`, on any device."""
         decoder = self.transformer
         return decoder.hidden(
             self.embed(token_ids.to(decoder.device)),
-            positions.to(decoder.device).clamp(max=decoder.config.max_length - 1),
+            positions.to(decoder.device),
             None if mask is None else mask.to(decoder.device),
             store,
             self.delta_rows(token_ids.shape[1], num_slots),
@@ -268,7 +268,7 @@ class DrafterModel(nn.Module):
         logits = (
             linear(hidden, self._head_rows()[token_ids]) if head is None else head.forward(hidden)
         ).float()
-        if target_vocab_size < self.transformer.config.vocab_size:
+        if self._largest_draft_id >= target_vocab_size:
             token_ids = token_ids[token_ids < target_vocab_size]
             logits = logits[..., : len(token_ids)]
         if self.config.mask_token_id is not None:

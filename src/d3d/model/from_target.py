@@ -49,7 +49,7 @@ def select_layers(base: Transformer, kept_layers: tuple[int, ...], *, share: boo
             f"the drafter keeps layer {kept_layers[-1]}, "
             f"its base has layers 0 to {len(base.layers) - 1}"
         )
-    shared = [*base.parameters(), base._cos, base._sin] if share else []
+    shared = [*base.parameters(), base._inv_freq] if share else []
     chosen = copy.copy(base)
     chosen._modules = dict(base._modules)
     chosen.layers = nn.ModuleList(base.layers[layer] for layer in kept_layers)

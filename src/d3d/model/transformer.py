@@ -194,7 +194,7 @@ class Transformer(nn.Module):
             self.head = Linear(embedding)
             self.head.weight = self.embedding
         _refuse_left_over(config, rest, kept)
-        self._cos, self._sin = _rotary_table(config, embedding)
+        self._inv_freq = torch.tensor(config.inv_freq, dtype=torch.float32, device=embedding.device)
         self.checkpointing = False
         """True if backward recomputes each layer instead of storing activations."""
 
@@ -254,9 +254,18 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        """positions: int64 [batch or 1, rows].
+
+        Computed anew for each pass: a table of all positions that a config declares can be larger
+        than the model."""
+        angles, scale = positions[..., None] * self._inv_freq, self.config.rope_scale
+        cos, sin = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
     def _inputs(self, x: Tensor, positions: Tensor, mask: Tensor | None, delta_rows: int) -> _Pass:
         """Per-pass inputs of all layers, for the rows of x."""
-        rotary = Rotary(self._cos[positions].to(x.dtype), self._sin[positions].to(x.dtype))
+        rotary = self.rotary(positions, x.dtype)
         if (
             mask is not None
             and x.device.type == "cpu"
@@ -310,14 +319,3 @@ def _refuse_left_over(
             f"{len(left)} tensors of the checkpoint have no place in a {config.family} decoder of "
             f"this config, for example {left[0]}"
         )
-
-
-def _rotary_table(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of every position, [max_length, head_dim], float32 whatever the
-    weights are."""
-    inv_freq = torch.tensor(config.inv_freq, dtype=torch.float32, device=like.device)
-    angles = torch.outer(
-        torch.arange(config.max_length, dtype=torch.float32, device=like.device), inv_freq
-    )
-    cos, sin = angles.cos() * config.rope_scale, angles.sin() * config.rope_scale
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from d3d.api import Prompt
 from d3d.engine.round import TokenLogprob
 from d3d.errors import D3DError, InvalidRequest
+from d3d.json_text import to_json
 from d3d.results import GenerationResult
 from d3d.serve.answers import Echo, Form
 from d3d.serve.prometheus import ServeMetrics
@@ -108,7 +109,7 @@ class _Guard:
                 "status": status,
                 "ms": round(1000 * (time.perf_counter() - started), 1),
             }
-            LOG.info(json.dumps(entry))
+            LOG.info(to_json(entry))
 
     def _may_enter(self, scope: Scope) -> bool:
         key = self._access.api_key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from d3d.json_text import to_json
 from d3d.results import GenerationResult, StreamChunk
 from d3d.serve.answers import Form
 from d3d.serve.protocol import BadRequest
@@ -128,4 +128,4 @@ class EventStream(StreamingResponse):
 
 
 def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + to_json(body, ensure_ascii=False).encode() + b"\n\n"

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from d3d.engine.clock import Span, Stopwatch, cuda_clock
-from d3d.engine.drafter import Draft, Target
+from d3d.engine.drafter import NO_DRAFT, Draft, Target
+from d3d.engine.engine import PREFILL_ROWS
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
 from d3d.model.drafter import DrafterModel
+from d3d.model.finite import cause_of
 from d3d.model.from_target import clean_rows_are_of
 from d3d.model.kv_cache import SPARE_TOKENS, KVCache, Window
 from d3d.model.masks.dense import causal, tree
@@ -35,7 +37,7 @@ class NativeTarget(Target):
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+        return self.model.config.num_tokens
 
     @property
     def max_length(self) -> int:
@@ -108,6 +110,7 @@ class NativeTarget(Target):
                 for sequence_id, tokens in zip(ids, token_ids, strict=True)
             ]
             logits = self.model.logits(torch.cat(picked) if len(picked) > 1 else picked[0])
+            logits = logits[:, : self.vocab_size]
         window.advance([len(tokens) for tokens in fed])
         return [LogitRows(rows) for rows in logits.split([len(part) for part in picked])]
 
@@ -147,6 +150,19 @@ class NativeTarget(Target):
 
     def keep_path(self, request: Request, path: Sequence[int]) -> None:
         self.cache.keep(request.id, len(request), path)
+
+    def verify_again(self, request: Request) -> LogitRows:
+        self.rewind([request])
+        self.cache.clear_behind(request.id)
+        return self.verify([request], [NO_DRAFT])[0]
+
+    def diagnose(self, request: Request) -> str:
+        def run() -> None:
+            again, ids = NativeTarget(self.model), request.token_ids
+            for start in range(0, len(ids), PREFILL_ROWS):
+                again.forward([0], [ids[start : start + PREFILL_ROWS]], last_only=True)
+
+        return cause_of(self.model, run)
 
     def rewind(self, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from d3d.engine.drafter import Draft, Target
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
-from d3d.errors import InvalidCheckpoint
+from d3d.errors import InvalidCheckpoint, NotFinite
 from d3d.forks import prepare_for_forks
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import resolve_model
@@ -30,11 +30,13 @@ from d3d.hub.open_model import (
     eos_token_ids,
     load_config,
     load_tokenizer,
+    num_tokens,
     pick_device,
     pick_dtype,
     read_tensors,
 )
 from d3d.hub.terminal import first_line, quiet_transformers
+from d3d.model.finite import cause_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -72,6 +74,11 @@ class TransformersModel:
     def vocab_size(self) -> int:
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
+    @cached_property
+    def num_tokens(self) -> int:
+        """Ids from here on have no token, and are never chosen."""
+        return min(self.vocab_size, num_tokens(self.tokenizer))
+
     @property
     def max_length(self) -> int:
         return int(
@@ -102,7 +109,7 @@ def open_transformers(
     ends = frozenset(
         token_id
         for token_id in eos_token_ids(path, config, tokenizer)
-        if 0 <= token_id < target.vocab_size
+        if 0 <= token_id < target.num_tokens
     )
     return TransformersModel(source, path, model, tokenizer, ends, target.fingerprint)
 
@@ -191,7 +198,7 @@ class TransformersTarget(Target):
 
     @property
     def vocab_size(self) -> int:
-        return self.loaded.vocab_size
+        return self.loaded.num_tokens
 
     @property
     def max_length(self) -> int:
@@ -258,6 +265,11 @@ class TransformersTarget(Target):
         if surplus > 0:
             self._caches[request_id].crop(-surplus)
 
+    def diagnose(self, request: Request) -> str:
+        inputs = torch.tensor([request.token_ids], device=self.device)
+        with torch.inference_mode():
+            return cause_of(self.loaded.model, lambda: self.loaded.model(input_ids=inputs))
+
     def rewind(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.crop(request.id, len(request) - 1)
@@ -268,10 +280,16 @@ class TransformersTarget(Target):
 
 def _probe(target: TransformersTarget) -> None:
     """Check that a rewound pass gives the same logits, and that a row does not see later ones: some
-    models' caches only appear to allow it. Raises InvalidCheckpoint."""
+    models' caches only appear to allow it. Raises InvalidCheckpoint, and NotFinite."""
     loaded = target.loaded
     ids = [(17 * place + 3) % target.vocab_size for place in range(PROBE)]
     whole = target.forward(0, ids)
+    if not bool(whole.amax(-1).isfinite().all()):
+        raise NotFinite(
+            "the target's logits are",
+            "a trial pass",
+            cause=cause_of(loaded.model, lambda: target.forward(0, ids)),
+        )
     first = target.forward(1, ids[:5])
     target.forward(1, [ids[0], ids[0]])
     target.crop(1, 3)

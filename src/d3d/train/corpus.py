@@ -109,6 +109,20 @@ def answer_key(prompt_ids: Sequence[int], temperature: float) -> bytes:
     return hashlib.blake2b(f"{temperature!r} {list(prompt_ids)}".encode(), digest_size=16).digest()
 
 
+def lines_of(path: Path, samples: Iterable[Sample]) -> list[str]:
+    """Files and lines of a corpus that hold these samples, for messages."""
+    wanted = {(*sample.prompt_ids, -1, *sample.answer_ids) for sample in samples}
+    found = []
+    for file in corpus_files(path):
+        lines = Journal(file, CORPUS).lines()
+        next(lines)  # the identity
+        for number, line in lines:
+            sample = SAMPLE.validate_json(line)
+            if (*sample.prompt_ids, -1, *sample.answer_ids) in wanted:
+                found.append(f"{file}, line {number}")
+    return found
+
+
 def _samples(file: Path, tokenizer_fingerprint: str | None) -> Iterator[Sample]:
     written_with = corpus_identity(file)["tokenizer"]
     if tokenizer_fingerprint not in (None, written_with):

@@ -19,6 +19,7 @@ from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.files import CONTINUED, Alone, FileKind, Journal, alone_in, alone_with, write_whole
 from d3d.hub.fingerprint import tokenizer_fingerprint
 from d3d.hub.open_model import OpenModel
+from d3d.json_text import to_json
 from d3d.train.corpus import (
     CORPUS,
     SHARDS,
@@ -163,7 +164,7 @@ class CorpusWriter:
         if self._file is None or full:
             shard = self.path / SHARDS.replace("*", f"{self._files:05d}")
             self._file = shard if self._directory else self.path
-            write_whole(self._file, CORPUS, json.dumps(self._identity) + "\n", CONTINUED)
+            write_whole(self._file, CORPUS, to_json(self._identity) + "\n", CONTINUED)
             self._files, self._in_file = self._files + 1, 0
         return self._file
 
@@ -205,7 +206,7 @@ class CorpusWriter:
             "shard_answers": self._shard_answers,
             "runs": [*self._earlier_runs, run],
         }
-        write_whole(self.manifest_path, MANIFEST, json.dumps(manifest, indent=1) + "\n", CONTINUED)
+        write_whole(self.manifest_path, MANIFEST, to_json(manifest, indent=1) + "\n", CONTINUED)
 
     def _replacing(self, sample: Sample) -> Sample:
         return sample._replace(replaces=True) if _key(sample) in self._unfinished else sample
@@ -234,9 +235,7 @@ class CorpusWriter:
 
 
 def _row(sample: Sample) -> str:
-    return json.dumps(
-        {name: value for name, value in sample._asdict().items() if value is not None}
-    )
+    return to_json({name: value for name, value in sample._asdict().items() if value is not None})
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from d3d.model.from_target import from_target
 from d3d.model.transformer import Transformer
 from d3d.train.config import ModelSpec, RunConfig, Stage
 from d3d.train.corpus import Sample
-from d3d.train.trainer import MIN_ANSWER, StepStats, Trainer, usable
+from d3d.train.trainer import StepStats, Trainer, shortest_answer, usable
 from d3d.train.work import AnswerShape, answer_flops, blank_drafter, blank_transformer, kept_bytes
 
 ASSUMED_PROMPT = 0.25
@@ -91,7 +91,7 @@ class TrainingPlan:
         self.target, self.machine, self.steps = target, machine, train.steps
         blank = blank_transformer(base, machine.dtype)
         model = blank_drafter(blank, config.drafter.resolve(blank.config.num_layers))
-        texts = _texts(samples, train.max_length)
+        texts = _texts(samples, train.max_length, shortest_answer(model.config))
         self.base = config.drafter.base.source if config.drafter.base else target
         self.base_layers, self.kept_layers = blank.config.num_layers, model.config.kept_layers
         self.trainable = _count(model.trainable().values())
@@ -141,7 +141,7 @@ class TrainingPlan:
             kept_bytes(
                 model,
                 longest,
-                min(stage.anchors, _places(prompt, longest)),
+                min(stage.anchors, _places(model, prompt, longest)),
                 model.config.num_slots(stage.block_size),
                 computed_twice=config.train.activation_checkpointing,
             )
@@ -160,18 +160,18 @@ def _count(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _texts(samples: list[Sample] | None, max_length: int) -> Texts:
+def _texts(samples: list[Sample] | None, max_length: int, shortest: int) -> Texts:
     if samples is None:
         return [(int(ASSUMED_PROMPT * max_length), max_length)]
     return [
         (len(sample.prompt_ids), min(len(sample.token_ids), max_length))
-        for sample in usable(samples, max_length)[0]
+        for sample in usable(samples, max_length, shortest)[0]
     ]
 
 
-def _places(prompt: int, length: int) -> int:
+def _places(model: DrafterModel, prompt: int, length: int) -> int:
     """Positions of a text at which a block may hang."""
-    return length - prompt - MIN_ANSWER + 1
+    return length - prompt - shortest_answer(model.config) + 1
 
 
 def _mean_shape(model: DrafterModel, texts: Texts, stage: Stage) -> AnswerShape:
@@ -179,7 +179,7 @@ def _mean_shape(model: DrafterModel, texts: Texts, stage: Stage) -> AnswerShape:
     return AnswerShape(
         sum(length for _, length in texts) / count,
         sum(length - prompt for prompt, length in texts) / count,
-        sum(min(stage.anchors, _places(prompt, length)) for prompt, length in texts) / count,
+        sum(min(stage.anchors, _places(model, prompt, length)) for prompt, length in texts) / count,
         model.config.num_slots(stage.block_size),
     )
 
@@ -204,7 +204,7 @@ def measure_flops(base: OpenModel, config: RunConfig) -> float:
     model = from_target(base.transformer, config.drafter.resolve(base.config.num_layers))
     length = min(128, config.train.max_length, base.config.max_length)
     draw = random.Random(0)
-    ids = [draw.randrange(base.config.vocab_size) for _ in range(length)]
+    ids = [draw.randrange(base.config.num_tokens) for _ in range(length)]
     block_size = min(stage.block_size for stage in config.train.stages)
     stage = CALIBRATION.model_copy(update={"block_size": block_size})
     small = config.train.model_copy(update={"steps": 2, "answers_per_step": 1, "stages": (stage,)})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest, MissingExtra
+from d3d.json_text import to_json
 from d3d.text.prompts import check_unicode
 from d3d.train.evaluation_sets import without_formats, words
 
@@ -177,7 +178,7 @@ def _of_table(spec: str, name: str, table: Any) -> PromptRows:
     digest = hashlib.sha256()
     rows = []
     for number, row in enumerate(table, 1):
-        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+        digest.update(to_json(row, sort_keys=True, default=str).encode() + b"\n")
         rows.append((f"{spec}, row {number}", dict(row)))
     return PromptRows(spec, name, digest.hexdigest(), rows)
 

@@ -8,14 +8,16 @@ greedy one: a drafted token is kept while it equals the target's own sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from d3d.engine.drafter import NO_DRAFT
 from d3d.engine.sampling import common_prefix
+from d3d.errors import InvalidRequest, NotFinite
 from d3d.methods.async_.outcomes import Outcome, within_budget
 from d3d.methods.async_.preparer import Preparer, PreparingSession
 from d3d.model.choice import SEEN_TOKENS
@@ -58,7 +60,7 @@ def predict_blocks(
             slots = slot_pass(model, cache, hang_blocks(token_ids, anchors, num_slots, config))
             rows.append(slots.view(len(anchors), num_slots, -1))
         states = torch.cat(rows, dim=1)
-        logits = model.draft_logits(states, model.transformer.config.vocab_size)
+        logits = model.draft_logits(states, model.transformer.config.num_tokens)
         last = _last_tokens(token_ids, anchors)
         model.choose_in_turn(states, logits, last, own_rows=config.own_rows)
         return logits
@@ -68,7 +70,9 @@ def predict_blocks(
     slots = max(1, config.num_slots(draft_length + recall))
     for chunk in anchors.split(max(1, SLOTS_A_PASS // slots)):
         logits = logits_at(chunk, draft_length + together)
-        drafted = logits[:, :draft_length].argmax(-1)
+        best = logits[:, :draft_length].max(-1)
+        _check_finite(best.values, chunk)
+        drafted = best.indices
         tokens.append(drafted)
         if recall:
             columns = [_ranks(logits, token_ids, chunk, 0, drafted)]
@@ -94,7 +98,7 @@ def fused_blocks(
     slots hang at the token before the anchor, and only the previous-token head sees the anchor's
     id. Empty at `first`, since the prefill prepares no draft."""
     _, cache = clean_pass(model, token_ids)
-    vocab_size = model.transformer.config.vocab_size
+    vocab_size = model.transformer.config.num_tokens
     blocks: list[list[int]] = [[]]
     places = torch.arange(first, len(token_ids) - 2, device=token_ids.device)
     for chunk in places.split(max(1, SLOTS_A_PASS // draft_length)) if len(places) else ():
@@ -102,8 +106,18 @@ def fused_blocks(
         slots = slot_pass(model, cache, batch).view(len(chunk), draft_length, -1)
         logits = model.without_mask_token(model.transformer.logits(slots), vocab_size)
         last = _last_tokens(token_ids, chunk + 1)
-        blocks += model.choose(slots, logits, last, own_rows=0).token_ids.tolist()
+        chosen = model.choose(slots, logits, last, own_rows=0)
+        _check_finite(chosen.best, chunk + 1)
+        blocks += chosen.token_ids.tolist()
     return blocks
+
+
+def _check_finite(best: Tensor, anchors: Tensor) -> None:
+    """best: the largest logits of each anchor's rows, [anchors, rows]. Raises NotFinite."""
+    bad = ~best.isfinite().all(-1)
+    if bool(bad.any()):
+        position = int(anchors[bad][0]) + 1
+        raise NotFinite("the drafter's logits are", "a replayed draft pass", position)
 
 
 def _ranks(
@@ -128,16 +142,20 @@ def walk(
     answer_ids: list[int],
     draft_length: int,
     ranks: list[list[int]] | None = None,
+    *,
+    is_cut: bool = False,
 ) -> RoundCounts:
     """Rounds of one answer. `blocks[i]` is the block whose anchor is answer token i, `ranks[i]` the
-    ranks of the answer's tokens there."""
+    ranks of the answer's tokens there. is_cut: the answer ended at a limit, so that its last token
+    was not drafted (`Request.draft_room`)."""
     counts, anchor, last = RoundCounts(draft_length), 0, len(answer_ids) - 1
     while anchor < last:
         truth = answer_ids[anchor + 1 :]
-        num_accepted = common_prefix(blocks[anchor], truth)
+        room = len(truth) - is_cut
+        num_accepted = common_prefix(blocks[anchor], truth[:room])
         committed = min(num_accepted + 1, len(truth))
         counts.add_round(num_accepted, committed)
-        if ranks is not None and num_accepted < min(len(truth), len(ranks[anchor])):
+        if ranks is not None and num_accepted < min(room, len(ranks[anchor])):
             counts.add_bonus(num_accepted, ranks[anchor][num_accepted])
         anchor += committed
     return counts
@@ -149,9 +167,11 @@ def replay(
     draft_length: int,
     on_sample: Callable[[], None] = lambda: None,
     *,
+    ends: Container[int] | None = None,
     recall: bool = False,
 ) -> RoundCounts:
     """Rounds of serial drafting on recorded answers; an answer's first token belongs to no round.
+    ends: tokens that end an answer, all others having been cut at a limit; None if none was.
     `recall` fills `bonus_recall` and takes about a third more time."""
 
     def rounds_of(sample: Sample) -> RoundCounts:
@@ -159,7 +179,8 @@ def replay(
         first = len(sample.prompt_ids)
         tokens, ranks = predict_blocks(model, token_ids, first, draft_length, recall=recall)
         ranked = None if ranks is None else ranks.tolist()
-        return walk(tokens.tolist(), sample.answer_ids, draft_length, ranked)
+        is_cut = _is_cut(sample, ends)
+        return walk(tokens.tolist(), sample.answer_ids, draft_length, ranked, is_cut=is_cut)
 
     return _over_answers(samples, draft_length, rounds_of, on_sample)
 
@@ -169,14 +190,16 @@ def replay_fused(
     samples: Iterable[Sample],
     draft_length: int,
     on_sample: Callable[[], None] = lambda: None,
+    *,
+    ends: Container[int] | None = None,
 ) -> RoundCounts:
     """Rounds of fused mode with slots behind every row: the acceptance length is that of passes
-    whose rows cost nothing."""
+    whose rows cost nothing, an upper bound. ends: see `replay`."""
 
     def rounds_of(sample: Sample) -> RoundCounts:
         token_ids = torch.tensor(sample.token_ids, device=model.transformer.device)
         blocks = fused_blocks(model, token_ids, len(sample.prompt_ids), draft_length)
-        return walk(blocks, sample.answer_ids, draft_length)
+        return walk(blocks, sample.answer_ids, draft_length, is_cut=_is_cut(sample, ends))
 
     return _over_answers(samples, draft_length, rounds_of, on_sample)
 
@@ -187,9 +210,11 @@ def replay_outcomes(
     draft_length: int,
     on_sample: Callable[[], None] = lambda: None,
     *,
+    ends: Container[int] | None = None,
     budgets: tuple[int, ...] = BUDGETS,
 ) -> tuple[RoundCounts, HitCounts]:
-    """Rounds of async mode on recorded answers, as if every successor came in time.
+    """Rounds of async mode on recorded answers, as if every successor came in time. ends: see
+    `replay`.
 
     Does a draft worker's work in its own order: draft after the committed tokens, list the likely
     outcomes, and look up the recorded verdict among them. Outcomes come best first, so one list for
@@ -198,19 +223,28 @@ def replay_outcomes(
 
     def rounds_of(sample: Sample) -> RoundCounts:
         session = preparer.open(max(budgets))
-        return _walk_outcomes(session, sample, draft_length, hits)
+        return _walk_outcomes(session, sample, draft_length, hits, is_cut=_is_cut(sample, ends))
 
     return _over_answers(samples, draft_length, rounds_of, on_sample), hits
 
 
 def _walk_outcomes(
-    session: PreparingSession, sample: Sample, draft_length: int, hits: HitCounts
+    session: PreparingSession,
+    sample: Sample,
+    draft_length: int,
+    hits: HitCounts,
+    *,
+    is_cut: bool,
 ) -> RoundCounts:
     counts = RoundCounts(draft_length)
     token_ids, anchor = sample.token_ids, len(sample.prompt_ids)
     while anchor < len(token_ids) - 1:
         text, truth = token_ids[: anchor + 1], token_ids[anchor + 1 :]
-        draft = session.draft(text, draft_length).token_ids
+        room = min(draft_length, len(truth) - 1) if is_cut else draft_length
+        made = session.draft(text, room) if room else NO_DRAFT
+        if made.fault is not None:
+            raise InvalidRequest(f"the drafter can't be replayed: {made.fault}")
+        draft = made.token_ids
         num_accepted = common_prefix(draft, truth)
         committed = min(num_accepted + 1, len(truth))
         counts.add_round(num_accepted, committed)
@@ -220,6 +254,10 @@ def _walk_outcomes(
             verdict = Outcome(num_accepted, token_ids[anchor])
             hits.add_round(num_accepted, partial(_is_listed, verdict, outcomes, len(draft)))
     return counts
+
+
+def _is_cut(sample: Sample, ends: Container[int] | None) -> bool:
+    return ends is not None and sample.answer_ids[-1] not in ends
 
 
 def _is_listed(verdict: Outcome, outcomes: list[Outcome], drafted: int, budget: int) -> bool:

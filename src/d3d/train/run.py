@@ -8,7 +8,6 @@ best/         the drafter that measured best on the held-out answers"""
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from d3d.hub.fingerprint import first_difference
 from d3d.hub.names import resolve_drafter
 from d3d.hub.open_drafter import start_from
 from d3d.hub.open_model import OpenModel
+from d3d.json_text import to_json
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target
 from d3d.train.acceptance import RoundCounts, total
@@ -206,7 +206,7 @@ class TrainingRun:
                 save_drafter(best, self.model, self.base, provenance=provenance, tensors=tensors)
         self.trainer.save(self._state)
         if self.parallel.rank == 0:
-            Journal(self.directory / LOG_FILE, LOG).append(json.dumps(row))
+            Journal(self.directory / LOG_FILE, LOG).append(to_json(row))
             if self._curves is not None:
                 self._curves.measured(row)
 
@@ -217,7 +217,13 @@ class TrainingRun:
         length = self.config.evaluate_draft_length
         mine = self.parallel.within(
             self.trainer.objective,
-            lambda: replay(self.model, samples, length, recall=self.config.bonus_recall),
+            lambda: replay(
+                self.model,
+                samples,
+                length,
+                ends=self.base.eos_token_ids,
+                recall=self.config.bonus_recall,
+            ),
         )
         return mine if lockstep else total(length, self.parallel.gather(mine))
 
@@ -281,7 +287,7 @@ def _new_drafter(
     if config.drafter.start is not None:
         start_from(resolve_drafter(config.drafter.start), model, base)
     if drafter.draft_vocabulary is not None:
-        vocab_size = base.config.vocab_size
+        vocab_size = base.config.num_tokens
         model.set_draft_ids(frequent_tokens(samples, drafter.draft_vocabulary, vocab_size))
     if drafter.delta is None:
         base = dataclasses.replace(base, transformer=model.transformer)

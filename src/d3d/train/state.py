@@ -15,6 +15,7 @@ from torch import nn
 
 from d3d.errors import InvalidRequest
 from d3d.files import CONTINUED, PARTIAL_SUFFIX, FileKind, explained
+from d3d.json_text import to_json
 
 IDENTITY = {
     "training configuration": "training",
@@ -133,7 +134,7 @@ def _parts(trained: Trained) -> dict[str, Any]:
 
 
 def write_progress(directory: Path, progress: RunProgress) -> None:
-    content = json.dumps(dataclasses.asdict(progress))
+    content = to_json(dataclasses.asdict(progress))
     (directory / PROGRESS_FILE).write_text(content, encoding="utf-8")
 
 

@@ -102,11 +102,13 @@ class TopLogitsRecorder:
         request: Request,
         parents: Parents = None,
     ) -> Verdict:
+        # first: it raises for what is not finite
+        verdict = sample_match(rows, draft_tokens, request, parents)
         last = rows.logits()[-1:]
         best = last.topk(min(self._k, last.shape[-1]))
         log_probs = (best.values - last.logsumexp(-1, keepdim=True)).clamp(min=-65504).half()
         self._rows.setdefault(request.id, []).append(TopLogits(best.indices.int(), log_probs))
-        return sample_match(rows, draft_tokens, request, parents)
+        return verdict
 
     def recorded(self, request: Request) -> TopLogits:
         """One row per answer token of a request that has ended."""

@@ -16,16 +16,14 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidRequest, NotFinite
 from d3d.model.drafter import DrafterConfig, DrafterModel
+from d3d.model.finite import bad_weight
 from d3d.train.config import Stage, TrainConfig
 from d3d.train.corpus import Sample
 from d3d.train.objective import AnswerLoss, AnswerObjective
 from d3d.train.parallel import Parallel
 from d3d.train.state import RunProgress, Trained
-
-MIN_ANSWER = 3
-"""Shortest answer in tokens: an anchor, its next token, and one that a slot predicts."""
 
 
 class StepStats(NamedTuple):
@@ -35,6 +33,15 @@ class StepStats(NamedTuple):
     loss: float
     slots: int
     seconds: float
+
+
+class TrainingNotFinite(NotFinite):
+    """A loss or a gradient that is NaN or infinite."""
+
+    def __init__(self, what: str, where: str, samples: list[Sample], cause: str) -> None:
+        """samples: those of the pass, or passes, concerned."""
+        super().__init__(what, where, cause=cause)
+        self.samples = samples
 
 
 class Trainer:
@@ -56,7 +63,9 @@ class Trainer:
         what the configuration asks for."""
         self.model, self.config = model, config
         self.parallel = parallel or Parallel()
-        self.samples, self.left_out = usable(samples, config.max_length)
+        self.samples, self.left_out = usable(
+            samples, config.max_length, shortest_answer(model.config)
+        )
         self._check()
         self._extra_identity = dict(identity or {})
         compute_dtype = model.transformer.dtype
@@ -106,8 +115,8 @@ class Trainer:
     def run(
         self, on_step: Callable[[StepStats], None], *, stop: Callable[[], bool] = lambda: False
     ) -> None:
-        """Train to the end, or until `stop`. Raises InvalidRequest that names step and sample if a
-        loss or a gradient is not finite; the weights are then those of the step before."""
+        """Train to the end, or until `stop`. Raises TrainingNotFinite if a loss or a gradient is
+        not finite; the weights are then those of the step before."""
         while self.step < self.config.steps and not self.parallel.any(stop()):
             on_step(self._one_step())
 
@@ -142,10 +151,24 @@ class Trainer:
         if not self.parallel.any(not finite):
             return
         odd = [index for part in self.parallel.gather([] if finite else indices) for index in part]
-        names = ", ".join(f"{index} ({self.samples[index].source})" for index in sorted(set(odd)))
-        raise InvalidRequest(
-            f"the {what} is not finite in step {self.step}, sample {names} of the corpus; "
-            "lower the learning rate"
+        samples = [self.samples[index] for index in sorted(set(odd))]
+        names = ", ".join(dict.fromkeys(sample.source for sample in samples))
+        where = f"training step {self.step}, in an answer of {names}"
+        raise TrainingNotFinite(f"the {what} is", where, samples, self._advice())
+
+    def _advice(self) -> str:
+        """Why a loss or a gradient is not finite, and what to do."""
+        name = None if self.parallel.shards_weights else bad_weight(self.model)
+        if name in self.model.trainable():
+            return f"the weights that are trained hold such numbers ({name}); lower learning_rate"
+        if name is not None:
+            return f"the base's weights hold such numbers ({name}); fetch the model again"
+        dtype = self.model.transformer.dtype
+        if dtype is torch.float32:
+            return "the weights are finite; lower learning_rate, or leave these answers out"
+        return (
+            f"the weights are finite; train with --dtype float32 if this is too much for "
+            f"{str(dtype).removeprefix('torch.')}, or lower learning_rate"
         )
 
     def _draw(self, stage: Stage) -> list[tuple[int, list[int]]]:
@@ -158,7 +181,8 @@ class Trainer:
             order = list(range(size))
             random.Random(f"{self.config.seed}/epoch/{number // size}").shuffle(order)
             index = order[number % size]
-            anchors = draw_anchors(self.samples[index], stage, self.config.max_length, rng)
+            sample, shortest = self.samples[index], shortest_answer(self.model.config)
+            anchors = draw_anchors(sample, stage, self.config.max_length, rng, shortest)
             drawn.append((index, anchors))
         return drawn
 
@@ -212,23 +236,33 @@ def _same(name: str, saved: str | None, wanted: str) -> bool:
         return False
 
 
-def draw_anchors(sample: Sample, stage: Stage, max_length: int, rng: random.Random) -> list[int]:
-    """Random positions of a stage's anchors in a sample's answer, ascending; at most all of
-    them."""
-    places = range(len(sample.prompt_ids), min(len(sample.token_ids), max_length) - MIN_ANSWER + 1)
+def shortest_answer(config: DrafterConfig) -> int:
+    """Tokens of the shortest answer that can be trained on: an anchor, perhaps a token that its own
+    row predicts, and one that a slot predicts."""
+    return 2 + config.own_rows
+
+
+def draw_anchors(
+    sample: Sample, stage: Stage, max_length: int, rng: random.Random, shortest: int
+) -> list[int]:
+    """Random positions of a stage's anchors in a sample's answer, ascending; at most all of them.
+    shortest: see `shortest_answer`."""
+    places = range(len(sample.prompt_ids), min(len(sample.token_ids), max_length) - shortest + 1)
     return sorted(rng.sample(places, min(stage.anchors, len(places))))
 
 
-def usable(samples: list[Sample], max_length: int) -> tuple[list[Sample], dict[str, int]]:
-    """The samples that can be trained on, and the number of the others by reason. Raises
-    InvalidRequest if none can."""
+def usable(
+    samples: list[Sample], max_length: int, shortest: int
+) -> tuple[list[Sample], dict[str, int]]:
+    """The samples that can be trained on, and the number of the others by reason. shortest: see
+    `shortest_answer`. Raises InvalidRequest if none can."""
     good, left_out = [], Counter[str]()
     for sample in samples:
         if not sample.prompt_ids:
             left_out["the prompt is empty"] += 1
-        elif len(sample.answer_ids) < MIN_ANSWER:
-            left_out[f"the answer has fewer than {MIN_ANSWER} tokens"] += 1
-        elif len(sample.prompt_ids) + MIN_ANSWER > max_length:
+        elif len(sample.answer_ids) < shortest:
+            left_out[f"the answer has fewer than {shortest} tokens"] += 1
+        elif len(sample.prompt_ids) + shortest > max_length:
             no_room = f"the prompt leaves no room for an answer in a max_length of {max_length}"
             left_out[no_room] += 1
         else:

@@ -13,6 +13,7 @@ from typing import Any
 from d3d.engine.round import Round
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, write_whole
+from d3d.json_text import to_json
 from d3d.lab.bench.metrics import RowGroup, further_time, grouped
 from d3d.lab.bench.rows import ROWS, ROWS_FILE, Row, read_rows
 from d3d.lab.plan.trace import (
@@ -141,7 +142,7 @@ def begin(
         "methods": methods,
     }
     known["sessions"].append(session)
-    write_whole(file, RUN, json.dumps(known, indent=2, ensure_ascii=False) + "\n")
+    write_whole(file, RUN, to_json(known, indent=2, ensure_ascii=False) + "\n")
 
 
 def _must_agree(directory: Path, name: str, before: Any, now: Any) -> None:

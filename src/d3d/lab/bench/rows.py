@@ -3,7 +3,6 @@ last whole line."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -14,6 +13,7 @@ from d3d.engine import metrics
 from d3d.engine.round import Round
 from d3d.errors import InvalidRequest, first_problem
 from d3d.files import FileKind, Journal
+from d3d.json_text import to_json
 from d3d.lab.bench.answers import Setting, TimedAnswer
 
 ROWS_FILE = "results.jsonl"
@@ -147,7 +147,7 @@ def read_rows(path: Path) -> list[Row]:
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a file; a torn last line is removed."""
     records = (row.model_dump(mode="json", by_alias=True) for row in rows)
-    Journal(path, ROWS).append(*(json.dumps(record, ensure_ascii=False) for record in records))
+    Journal(path, ROWS).append(*(to_json(record, ensure_ascii=False) for record in records))
 
 
 def answer_fields(answer: TimedAnswer, batch_size: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from d3d.errors import InvalidRequest
 from d3d.files import FileKind, Journal, alone_with
 from d3d.forks import set_num_threads
 from d3d.hub.fingerprint import weights_fingerprint
+from d3d.json_text import to_json
 from d3d.lab.plan.probes import Probes, TimedPass, can_fuse, native
 from d3d.lab.plan.profile import PROFILE, MemoryUse, ModelFacts, Profile, ProfileRun, point
 from d3d.lab.plan.roofline import DecoderShape
@@ -87,7 +88,7 @@ class Samples:
         try:
             rows = [json.loads(line) for _, line in self._journal.lines()]
             before = rows[0]["settings"] if rows else settings
-            self._seconds = {json.dumps(row["key"]): row["seconds"] for row in rows[1:]}
+            self._seconds = {to_json(row["key"]): row["seconds"] for row in rows[1:]}
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(
                 f"{path} is damaged ({error}); remove it to measure from the start"
@@ -99,17 +100,17 @@ class Samples:
                 "name for this profile"
             )
         if not rows:
-            self._journal.append(json.dumps({"settings": settings}))
+            self._journal.append(to_json({"settings": settings}))
 
     def __contains__(self, key: list[Any]) -> bool:
-        return json.dumps(key) in self._seconds
+        return to_json(key) in self._seconds
 
     def add(self, key: list[Any], seconds: list[float]) -> None:
-        self._seconds[json.dumps(key)] = seconds
-        self._journal.append(json.dumps({"key": key, "seconds": seconds}))
+        self._seconds[to_json(key)] = seconds
+        self._journal.append(to_json({"key": key, "seconds": seconds}))
 
     def of(self, key: list[Any]) -> list[float]:
-        return self._seconds.get(json.dumps(key), [])
+        return self._seconds.get(to_json(key), [])
 
 
 @dataclass

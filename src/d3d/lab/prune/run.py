@@ -23,6 +23,7 @@ from d3d.files import FileKind, Journal, alone_in
 from d3d.hub.checkpoint import read_config, read_provenance, save_drafter
 from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import WEIGHTS_FILE, OpenModel
+from d3d.json_text import to_json
 from d3d.lab.prune.curve import Depth
 from d3d.lab.prune.removal import depth_layers, removable, without_layer
 from d3d.lab.prune.screening import SlotLoss
@@ -115,7 +116,7 @@ class PruningRun:
             "choosing": corpus_fingerprint(self.answers.choosing),
             "judging": corpus_fingerprint(self.answers.judging),
             "healing": corpus_fingerprint(list(self.answers.healing)),
-            "settings": json.dumps({**vars(self.settings), "fewest_layers": None}, sort_keys=True),
+            "settings": to_json({**vars(self.settings), "fewest_layers": None}, sort_keys=True),
             "heal": self.heal.model_dump_json() if self.heal else "",
         }
         lines = list(self._log.lines())
@@ -124,7 +125,7 @@ class PruningRun:
                 raise InvalidRequest(
                     f"{older} is not of this run, which has no log yet; choose another directory"
                 )
-            self._log.append(json.dumps(identity))
+            self._log.append(to_json(identity))
             return
         if json.loads(lines[0][1]) != identity:
             raise InvalidRequest(
@@ -192,7 +193,8 @@ class PruningRun:
         return losses
 
     def _acceptance(self, model: DrafterModel, samples: list[Sample]) -> float:
-        return replay(model, samples, self.settings.draft_length).acceptance_length
+        ends, length = self.target.eos_token_ids, self.settings.draft_length
+        return replay(model, samples, length, ends=ends).acceptance_length
 
     def _keep(self, model: DrafterModel, removed: int | None = None, **scores: Any) -> Depth:
         """Saves a depth, and measures the checkpoint as a user would load it."""

@@ -15,7 +15,7 @@ from d3d.train.blocks import BlockBatch, clean_pass, hang_blocks, joint_pass, sl
 from d3d.train.config import Stage
 from d3d.train.corpus import Sample
 from d3d.train.losses import slot_losses, slot_weights
-from d3d.train.trainer import MIN_ANSWER, draw_anchors
+from d3d.train.trainer import draw_anchors, shortest_answer
 
 DECAY = 4.0
 """Slots over which a slot's weight falls by e: early ones decide how much is kept."""
@@ -46,15 +46,18 @@ class SlotLoss:
         of a text that are read."""
         rng = random.Random(seed)
         num_slots = max(1, model.config.num_slots(draft_length))
+        shortest = shortest_answer(model.config)
         stage = Stage(share=1.0, block_size=max(2, draft_length), anchors=anchors)
         self._texts = []
         device = model.transformer.device
         for sample in samples:
             room = min(len(sample.token_ids), max_length) - len(sample.prompt_ids)
-            if room < MIN_ANSWER or not sample.prompt_ids:
+            if room < shortest or not sample.prompt_ids:
                 continue
             token_ids = torch.tensor(sample.token_ids[:max_length], device=device)
-            places = torch.tensor(draw_anchors(sample, stage, max_length, rng), device=device)
+            places = torch.tensor(
+                draw_anchors(sample, stage, max_length, rng, shortest), device=device
+            )
             cache = clean_pass(model, token_ids)[1] if model.config.clean_rows_are_base else None
             batch = hang_blocks(token_ids, places, num_slots, model.config)
             self._texts.append(_Text(token_ids, batch, cache))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, Journal
+from d3d.json_text import to_json
 from d3d.lab.stats import Interval, paired_ratio
 from d3d.lab.tune.measure import CaseResult, Measurer, ms_per_token
 from d3d.lab.tune.search import Show, Stop, Trial
@@ -80,7 +81,7 @@ class Confirmation:
             if (setup.key, case) not in results:
                 result = results[setup.key, case] = measure(setup, case)
                 row = {"setup": json.loads(setup.key), "case": case, **result._asdict()}
-                journal.append(json.dumps(row))
+                journal.append(to_json(row))
             show(count, str(setup))
         return self._judged(results)
 
@@ -126,7 +127,7 @@ def _read(journal: Journal) -> dict[tuple[str, int], CaseResult]:
         try:
             row = json.loads(line)
             fields = (row[name] for name in CaseResult._fields)
-            results[json.dumps(row["setup"]), row["case"]] = CaseResult(*fields)
+            results[to_json(row["setup"]), row["case"]] = CaseResult(*fields)
         except (ValueError, KeyError, TypeError):
             continue  # torn by a kill
     return results

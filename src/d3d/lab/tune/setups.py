@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from d3d.json_text import to_json
 from d3d.methods.async_.config import DEFAULT_OUTCOMES, AsyncConfig, MissPolicy
 from d3d.methods.base import DEFAULT_DRAFT_LENGTH, MethodConfig
 from d3d.methods.fused.config import DEFAULT_FUSED_DRAFT_LENGTH, FusedConfig
@@ -61,7 +61,7 @@ class Setup:
     def key(self) -> str:
         """JSON, the same for equal setups."""
         fields = {"mode": self.mode, "drafter": self.drafter, "threads": self.threads}
-        return json.dumps({**fields, **self.given})
+        return to_json({**fields, **self.given})
 
     @property
     def is_adaptive(self) -> bool:

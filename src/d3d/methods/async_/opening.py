@@ -52,7 +52,7 @@ class StoredDrafter:
         base = open_model(
             str(self.target), device=self.device, dtype=self.dtype, quantize=self.quantize
         )
-        return PackedDrafter(ready_apart(base, self.drafter, self.quantize), base.config.vocab_size)
+        return PackedDrafter(ready_apart(base, self.drafter, self.quantize), base.num_tokens)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def open_coordinator(
     device = target.device
     check_placement(placement, device)
     if placement in ("thread", "streams"):
-        preparer = PackedDrafter(drafter, target.vocab_size)
+        preparer = PackedDrafter(drafter, target.num_tokens)
         if placement == "thread" and device.type == "cpu":
             left = min(torch.get_num_threads(), len(available_cores()) - 1)
             return Running(

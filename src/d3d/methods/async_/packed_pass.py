@@ -19,7 +19,7 @@ from d3d.engine.sampling import common_prefix
 from d3d.methods.async_.outcomes import Doubt, Outcome, Place, likely_outcomes
 from d3d.methods.async_.packed_layout import PackedRows, packed_rows, run_side_by_side
 from d3d.methods.async_.preparer import DraftTask, Preparer, PrepareTask, PreparingSession
-from d3d.methods.serial.denoise import CATCH_UP_ROWS, NOT_FINITE, last_tokens, unknown_id
+from d3d.methods.serial.denoise import CATCH_UP_ROWS, last_tokens, not_finite, unknown_id
 from d3d.model.drafter import DrafterModel
 from d3d.model.kv_cache import Window
 from d3d.model.masks.dense import causal
@@ -283,11 +283,13 @@ class PackedSession(PreparingSession):
     def take_in(self, branches: _Branches, logits: Tensor) -> None:
         """Store the blocks that a pass has drafted. logits: float32 [branches, draft_length + 1,
         target_vocab_size]."""
-        for outcome, prepared in zip(branches.outcomes, self._read(logits), strict=True):
+        keys = [_key(branches.task, outcome) for outcome in branches.outcomes]
+        read = self._read(logits, [position for position, _ in keys])
+        for outcome, key, prepared in zip(branches.outcomes, keys, read, strict=True):
             block = prepared.block._replace(
                 token_ids=prepared.block.token_ids[: self._room(branches.task, outcome)]
             )
-            self._prepared[_key(branches.task, outcome)] = _Prepared(block, prepared.places)
+            self._prepared[key] = _Prepared(block, prepared.places)
 
     def blocks(self, branches: _Branches) -> dict[Outcome, Draft]:
         """The blocks of the last pass, by outcome."""
@@ -322,17 +324,17 @@ class PackedSession(PreparingSession):
             self._model.hidden(part, start + torch.arange(CATCH_UP_ROWS)[None], mask, self.cache, 0)
             self.cache.advance([CATCH_UP_ROWS])
 
-    def _read(self, logits: Tensor) -> list[_Prepared]:
+    def _read(self, logits: Tensor, first_positions: list[int]) -> list[_Prepared]:
         """One block for each branch: the best token at each position but the last, and guesses for
-        all of them."""
+        all of them. first_positions: of the blocks' first tokens."""
         finite = torch.isfinite(logits.amax(-1)).all(-1).tolist()
         prepared = []
-        for is_finite, rows in zip(finite, logits, strict=True):
+        for is_finite, rows, position in zip(finite, logits, first_positions, strict=True):
             places = self._places(rows)
             block = (
                 Draft(tuple(place.token_ids[0] for place in places[:-1]))
                 if is_finite
-                else Draft(fault=NOT_FINITE)
+                else not_finite(position)
             )
             prepared.append(_Prepared(block, places))
         return prepared

@@ -3,16 +3,16 @@ arXiv 2211.17192)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from d3d.engine.drafter import NO_DRAFT, Draft, Drafter
 from d3d.engine.request import Request
 from d3d.engine.sampling import common_prefix
 from d3d.errors import InvalidRequest
-from d3d.methods.serial.denoise import NOT_FINITE, unknown_id
+from d3d.methods.serial.denoise import not_finite, unknown_id
 from d3d.model.drafter import DrafterModel
 from d3d.model.transformer import Transformer
 from d3d.target.native import NativeTarget
@@ -67,14 +67,17 @@ class DraftModelDrafter(Drafter):
             following = {}
             for request_id, logits in self._run(feeds).items():
                 tokens = drafted[request_id]
-                finite[request_id] &= bool(torch.isfinite(logits).all())
-                tokens.append(int(logits.argmax()))
+                best = logits.max(-1)
+                finite[request_id] &= math.isfinite(best.values.item())
+                tokens.append(int(best.indices))
                 if len(tokens) < wanted[request_id]:
                     following[request_id] = tokens[-1:]
             feeds = following
         return {
-            request_id: Draft(tuple(tokens)) if finite[request_id] else Draft(fault=NOT_FINITE)
-            for request_id, tokens in drafted.items()
+            request.id: Draft(tuple(drafted[request.id]))
+            if finite[request.id]
+            else not_finite(len(request))
+            for request in requests
         }
 
     def _missing(self, request: Request) -> list[int]:

@@ -21,7 +21,7 @@ from d3d.errors import InvalidRequest
 from d3d.methods.estimate import Survival
 from d3d.methods.fused.offers import CopiedOffers, Offer
 from d3d.methods.fused.plan import NO_SLOTS, PRIOR_KEPT, PRIOR_ROUNDS, RowPlan, plan_rows
-from d3d.methods.serial.denoise import NOT_FINITE, last_tokens
+from d3d.methods.serial.denoise import last_tokens, not_finite
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import clean_rows_are_of
 from d3d.model.kv_cache import KVCache, Window
@@ -157,6 +157,14 @@ class FusedTarget(Target, Drafter):
     def rewind(self, requests: Sequence[Request]) -> None:
         self.native.rewind(requests)
 
+    def verify_again(self, request: Request) -> LogitRows:
+        if member := self._members.get(request.id):
+            member.groups = []
+        return self.native.verify_again(request)
+
+    def diagnose(self, request: Request) -> str:
+        return self.native.diagnose(request)
+
     def pass_span(self) -> Span | None:
         return self.native.pass_span()
 
@@ -190,12 +198,12 @@ class FusedTarget(Target, Drafter):
 
     def _propose(self, request: Request, member: _FusedRequest) -> Draft:
         if member.faulty:
-            return Draft(fault=NOT_FINITE)
+            return not_finite(len(request))
         offer = Offer((), ())
         if group := self._group(request, member):
             offer = self._choose(group, request)
             if not all(0 <= confidence <= 1 for confidence in offer.confidences):
-                return Draft(fault=NOT_FINITE)
+                return not_finite(len(request))
         of_slots, length = len(offer.tokens), request.draft_room(self.max_draft_length)
         if copies := member.copies:
             most = min(length, self.rows - 1)
@@ -297,7 +305,7 @@ class FusedTarget(Target, Drafter):
             if member := self._members.get(request.id):
                 pairs = zip(states, scores, strict=True)
                 member.groups = [DraftedGroup(*pair) for pair in pairs]
-            rows.append(LogitRows(logits[row, : kept[row]]))
+            rows.append(LogitRows(logits[row, : kept[row], : self.vocab_size]))
         window.advance(kept)
         return rows
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from d3d.engine.drafter import NO_DRAFT, Draft
+from d3d.errors import NotFinite
 from d3d.model.choice import SEEN_TOKENS, Chosen
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.kv_cache import KVCache, Window
 from d3d.model.layout import MASKED, PassLayout, SlotGroup, lay_out
-
-NOT_FINITE = "the drafter's logits are not finite"
 
 CATCH_UP_ROWS = 1024
 """Limit of missing clean tokens in a drafting pass; more run in passes of their own before it."""
@@ -93,10 +92,14 @@ class BlockDenoiser:
             if chances is not None and chosen.logprobs is not None:
                 chances = torch.where(before == blocks, chances, chosen.logprobs.exp().cpu())
         sure = [()] * len(known) if chances is None else chances.tolist()
-        parts = zip(blocks.tolist(), wanted, finite.tolist(), unknown, sure, strict=True)
+        parts = zip(known, blocks.tolist(), wanted, finite.tolist(), unknown, sure, strict=True)
         return [
-            _finished(block[:length], is_finite, odd, vocab_size, tuple(row[:length]))
-            for block, length, is_finite, odd, row in parts
+            unknown_id(vocab_size)
+            if odd
+            else Draft(tuple(block[:length]), confidences=tuple(row[:length]))
+            if is_finite
+            else not_finite(len(ids))
+            for ids, block, length, is_finite, odd, row in parts
         ]
 
     def _catch_up(self, window: Window, known: list[list[int]]) -> None:
@@ -193,6 +196,11 @@ def last_tokens(ids: list[int]) -> list[int]:
     return [ids[max(0, len(ids) - 1 - back)] for back in range(SEEN_TOKENS)]
 
 
+def not_finite(position: int) -> Draft:
+    """Draft with a fault, for logits that are NaN or infinite. position: of its first token."""
+    return Draft(fault=str(NotFinite("the drafter's logits are", "a draft pass", position)))
+
+
 def unknown_id(vocab_size: int) -> Draft:
     """Draft with a fault, for a text that the drafter can't read."""
     return Draft(
@@ -203,20 +211,6 @@ def unknown_id(vocab_size: int) -> Draft:
 def _readable(ids: list[int], vocab_size: int) -> list[int]:
     """Placeholder text of the same length that the drafter can read; its draft is dropped."""
     return [token_id if token_id < vocab_size else 0 for token_id in ids]
-
-
-def _finished(
-    token_ids: list[int],
-    is_finite: bool,
-    odd: bool,
-    vocab_size: int,
-    confidences: tuple[float, ...],
-) -> Draft:
-    if odd:
-        return unknown_id(vocab_size)
-    if not is_finite:
-        return Draft(fault=NOT_FINITE)
-    return Draft(tuple(token_ids), confidences=confidences)
 
 
 def reveal(blocks: Tensor, chosen: Chosen, *, remaining_steps: int) -> Tensor:

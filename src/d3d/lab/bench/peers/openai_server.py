@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from d3d.errors import InvalidRequest
+from d3d.json_text import to_json
 from d3d.lab.bench.answers import Delivery, DeliveryTimer, Question, Setting, TimedAnswer
 from d3d.lab.bench.peers import needed
 
@@ -139,7 +140,7 @@ def _error_in(chunk: dict[str, Any]) -> str | None:
     """The server's words, if a chunk tells of an error."""
     error = chunk if chunk.get("object") == "error" else chunk.get("error")
     if isinstance(error, dict):
-        error = error.get("message") or json.dumps(error, ensure_ascii=False)
+        error = error.get("message") or to_json(error, ensure_ascii=False)
     return None if error is None else str(error)[:MOST_WORDS]
 
 
