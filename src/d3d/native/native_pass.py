@@ -46,8 +46,8 @@ class NativeRows(NamedTuple):
 class NativePass:
     """A decoder in the C library, with the key-value caches of its sequences.
 
-    Batch-invariant: a row's bits depend on the tokens that it sees and on their positions only. One pass runs at a
-    time; further threads wait."""
+    Batch-invariant: a row's bits depend on the tokens that it sees and on their positions only.
+    One pass runs at a time; further threads wait."""
 
     def __init__(
         self, config: DecoderConfig, weights: Weights, *, threads: int | None = None
