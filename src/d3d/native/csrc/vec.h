@@ -33,7 +33,7 @@ typedef int8_t vsb __attribute__((vector_size(W)));
 
 INLINE vf load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-INLINE vf splat(float x) { return (vf){0} + x; }
+INLINE vf splat(float x) { return x - (vf){0}; } /* minus: x + 0 is an operation, x - 0 none */
 INLINE vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
 
@@ -51,15 +51,50 @@ INLINE vf fma_(vf a, vf b, vf c) {
 #endif
 }
 
+/* Widening loads: gcc takes __builtin_convertvector of bytes apart, lane by lane. */
+INLINE vi from_shorts(const void *p) {
+#if W == 16
+    return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+#elif W == 8
+    return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+#else
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, vi);
+#endif
+}
+
+INLINE vi from_bytes(const void *p) {
+#if W == 16
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128(p));
+#elif W == 8
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadu_si64(p));
+#else
+    vb b;
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, vi);
+#endif
+}
+
+INLINE vi from_signed_bytes(const void *p) {
+#if W == 16
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+#elif W == 8
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadu_si64(p));
+#else
+    vsb b;
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, vi);
+#endif
+}
+
 INLINE vf from_halves(const void *p) {
 #if W == 16
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
 #elif W == 8
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
 #else
-    vh h;
-    memcpy(&h, p, sizeof h);
-    vi bits = __builtin_convertvector(h, vi);
+    vi bits = from_shorts(p);
     vi sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
     vf value = (vf)(rest << 13) * splat(0x1p112f); /* rebias the exponent; exact */
     vi special = rest >= 0x7c00;                   /* infinity or not a number */
@@ -67,19 +102,9 @@ INLINE vf from_halves(const void *p) {
 #endif
 }
 
-INLINE vf from_bfloats(const void *p) {
-    vh h;
-    memcpy(&h, p, sizeof h);
-    return (vf)(__builtin_convertvector(h, vi) << 16);
-}
-
-INLINE vi from_bytes(const void *p) { vb b; memcpy(&b, p, sizeof b); return __builtin_convertvector(b, vi); }
-INLINE vf from_signed(const void *p) {
-    vsb b;
-    memcpy(&b, p, sizeof b);
-    return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
-}
+INLINE vf from_bfloats(const void *p) { return (vf)(from_shorts(p) << 16); }
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+INLINE vf from_signed(const void *p) { return to_float(from_signed_bytes(p)); }
 
 /* Lanes added up in one fixed order. */
 INLINE float sum_lanes(vf v) {
