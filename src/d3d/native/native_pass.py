@@ -59,7 +59,9 @@ class NativePass:
         self._lock = threading.Lock()
         self._caches: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
-        self._model = _new_model(self._library, config, threads or default_threads())
+        self._model = _new_model(
+            self._library, config, default_threads() if threads is None else threads
+        )
         self._close = weakref.finalize(self, _free, self._library, self._model, self._caches)
         self._fill(weights)
 
@@ -267,6 +269,8 @@ def default_threads() -> int:
 
 
 def _new_model(library: ctypes.CDLL, config: DecoderConfig, threads: int) -> int:
+    if threads < 1:
+        raise ValueError(f"threads must be 1 or more, not {threads}")
     frequencies = (c_float * len(config.inv_freq))(*config.inv_freq)
     shape = c.CShape(
         c.VERSION,
