@@ -47,7 +47,7 @@ static d3d_model *make(int format, int threads) {
     for (int i = 0; i < HEAD_DIM / 2; i++) inv_freq[i] = 1.0f / (float)(1 + i * i);
     for (int i = 0; i < HIDDEN; i++) ones[i] = 1;
     d3d_shape shape = {D3D_VERSION, VOCAB,    HIDDEN,   INNER, LAYERS, HEADS,
-                       KV_HEADS,    HEAD_DIM, 1e-5f, 1,     inv_freq};
+                       KV_HEADS,    HEAD_DIM, VOCAB,  1e-5f, 1,     inv_freq};
     d3d_model *m = d3d_model_new(&shape, threads, &status);
     CHECK(m && status == D3D_OK);
     state = 1;

@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from d3d.errors import D3DError, InvalidCheckpoint
+from d3d.errors import CantWrite, D3DError
 from d3d.hub.cache import cache_root, making
 from d3d.machine import cpu_flags
 
@@ -95,7 +95,7 @@ def load_level(level: str) -> ctypes.CDLL:
                     _compile(options, work / target.name)
                     os.replace(work / target.name, target)
         return ctypes.CDLL(str(target))
-    except (InvalidCheckpoint, OSError) as error:
+    except (CantWrite, OSError) as error:
         raise NativeUnavailable(f"the C library can't be loaded: {error}") from None
 
 

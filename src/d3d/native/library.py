@@ -29,6 +29,7 @@ class CShape(ctypes.Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("num_tokens", c_int32),
         ("norm_eps", c_float),
         ("rope_scale", c_float),
         ("inv_freq", POINTER(c_float)),

@@ -36,11 +36,11 @@ class NativeRows(NamedTuple):
     """Outcome of a pass for the rows that were asked for."""
 
     argmax: Tensor
-    """int32 [rows]: best token, the lowest id among equals."""
+    """int32 [rows]: best of the tokenizer's tokens, the lowest id among equals."""
     finite: Tensor
-    """bool [rows]: True if all logits of the row are finite."""
+    """bool [rows]: True if the logits of the tokenizer's tokens are finite."""
     logits: Tensor | None
-    """float32 [rows, vocab_size], or None if they were not asked for."""
+    """float32 [rows, num_tokens], or None if they were not asked for."""
 
 
 class NativePass:
@@ -211,7 +211,7 @@ class NativePass:
             argmax=ctypes.cast(best.data_ptr(), ctypes.POINTER(c_int32)),
             finite=ctypes.cast(finite.data_ptr(), ctypes.POINTER(c_uint8)),
         )
-        shown = None if logits is None else logits[:, : self.config.vocab_size]
+        shown = None if logits is None else logits[:, : self.config.num_tokens]
         return call, NativeRows(best, finite, shown), [logits]
 
     def _fill(self, weights: Weights) -> None:
@@ -281,6 +281,7 @@ def _new_model(library: ctypes.CDLL, config: DecoderConfig, threads: int) -> int
         config.num_heads,
         config.num_kv_heads,
         config.head_dim,
+        config.num_tokens,
         config.norm_eps,
         config.rope_scale,
         frequencies,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
+
 from d3d.engine.drafter import Draft, Target
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
+from d3d.model.kv_cache import SPARE_TOKENS
+from d3d.model.masks.dense import tree
 from d3d.native.native_pass import NativePass
-from d3d.target.native import SPARE_TOKENS
 
 
 class CompiledTarget(Target):
@@ -17,12 +20,14 @@ class CompiledTarget(Target):
     Its logits have equal bits whatever else is in a pass, so ids are equal whatever is drafted or
     batched, near ties included."""
 
+    verifies_trees = True
+
     def __init__(self, model: NativePass) -> None:
         self.model = model
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.vocab_size
+        return self.model.config.num_tokens
 
     @property
     def max_length(self) -> int:
@@ -38,7 +43,7 @@ class CompiledTarget(Target):
             rows = None
             if num_rows > 0:
                 if request.id not in self.model:
-                    self.model.open(request.id, request.longest + SPARE_TOKENS)
+                    self.model.open(request.id, len(request) + SPARE_TOKENS)
                 start = self.model.length(request.id)
                 chunk = request.token_ids[start : start + num_rows]
                 num_rows -= len(chunk)
@@ -56,9 +61,30 @@ class CompiledTarget(Target):
             [request.anchor, *draft.token_ids]
             for request, draft in zip(requests, drafts, strict=True)
         ]
-        logits = self.model.forward(ids, token_ids).logits
+        masks, positions = None, None
+        if any(draft.parents is not None for draft in drafts):
+            starts = [self.model.length(sequence_id) for sequence_id in ids]
+            trees = [
+                None if draft.parents is None else tree(draft.parents, self.device)
+                for draft in drafts
+            ]
+            masks = [
+                None if among is None else F.pad(among, (start, 0), value=True)
+                for among, start in zip(trees, starts, strict=True)
+            ]
+            positions = [
+                list(range(start, start + len(tokens)))
+                if among is None
+                else (start + among.sum(-1) - 1).tolist()
+                for among, start, tokens in zip(trees, starts, token_ids, strict=True)
+            ]
+        logits = self.model.forward(ids, token_ids, masks=masks, positions=positions).logits
         assert logits is not None
         return [LogitRows(rows) for rows in logits.split([len(tokens) for tokens in token_ids])]
+
+    def keep_path(self, request: Request, path: Sequence[int]) -> None:
+        first = len(request)
+        self.model.keep(request.id, first, [first + node for node in path])
 
     def rewind(self, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -30,6 +30,7 @@ typedef struct {
     int32_t version; /* D3D_VERSION */
     int32_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads;
     int32_t head_dim; /* even, at most 512 */
+    int32_t num_tokens; /* ids that can be chosen: the first of the vocabulary */
     float norm_eps, rope_scale;
     const float *inv_freq; /* [head_dim / 2] */
 } d3d_shape;
@@ -51,8 +52,9 @@ typedef struct {
     const int32_t *wanted;                  /* [num_wanted] rows whose logits are computed */
     float *logits;                          /* [num_wanted][logits_stride], or NULL */
     int64_t logits_stride;                  /* at least vocab_size rounded up to 64 */
-    int32_t *argmax;                        /* [num_wanted]: lowest id among equals */
-    uint8_t *finite;                        /* [num_wanted]: 1 if all logits are finite */
+    int32_t *argmax;                        /* [num_wanted]: of ids below num_tokens, the
+                                               lowest among equals */
+    uint8_t *finite;                        /* [num_wanted]: 1 if their logits are finite */
 } d3d_pass;
 
 D3D_API int d3d_version(void);

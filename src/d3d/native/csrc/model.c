@@ -39,7 +39,8 @@ static size_t padded(int n) { return round_up((size_t)n, PANEL); }
 
 d3d_model *d3d_model_new(const d3d_shape *s, int threads, int *status) {
     *status = D3D_BAD_ARGUMENT;
-    if (s->version != D3D_VERSION || threads < 1 || s->num_layers < 1 || s->vocab_size < 1 ||
+    if (s->version != D3D_VERSION || threads < 1 || s->num_layers < 1 || s->num_tokens < 1 ||
+        s->num_tokens > s->vocab_size ||
         s->hidden_size < 1 || s->intermediate_size < 1 || s->head_dim < 2 || s->head_dim % 2 ||
         s->head_dim > MAX_HEAD_DIM || s->num_kv_heads < 1 || s->num_heads < 1 ||
         s->num_heads % s->num_kv_heads)
@@ -282,7 +283,7 @@ static void head_panel(d3d_model *m, const matrix *head, int unit, int first, in
 /* Best id and finiteness of one row of logits. */
 static void judge(d3d_model *m, int row) {
     const float *logits = m->logits + (size_t)row * (size_t)m->pass->logits_stride;
-    int size = m->shape.vocab_size, i = 0, best = 0;
+    int size = m->shape.num_tokens, i = 0, best = 0;
     vf top = splat(-INFINITY), odd = splat(0); /* 0 * x is not a number unless x is finite */
     for (; i + W <= size; i += W) {
         vf x = load(logits + i);
