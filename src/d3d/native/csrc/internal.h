@@ -39,7 +39,8 @@ void decode_row(const matrix *m, int row, float *out);
 /* linear.c */
 /* out[r][o] = sum of x[r][i] * weight[o][i] + bias for one panel and at most ROWS rows.
  * x: [rows] of x_stride floats, zero from `columns` to the block's end; out: [rows][PANEL]. */
-void linear_panel(const matrix *m, int panel, const float *x, size_t x_stride, int rows, float *out);
+void linear_panel(const matrix *m, int panel, const float *x, size_t x_stride, int rows,
+                  float *out);
 
 /* attention.c */
 struct d3d_cache {

@@ -21,7 +21,8 @@ INLINE void multiply(const int rows, const int vectors, const float *weights, co
         for (int j = 0; j < BLOCK; j++) {
             vf weight[8];
 #pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++) weight[v] = load(weights + j * PANEL + (first + v) * W);
+            for (int v = 0; v < vectors; v++)
+                weight[v] = load(weights + j * PANEL + (first + v) * W);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 vf factor = splat(x[(size_t)r * x_stride + (size_t)j]);
@@ -36,7 +37,8 @@ INLINE void multiply(const int rows, const int vectors, const float *weights, co
     }
 }
 
-void linear_panel(const matrix *m, int panel, const float *x, size_t x_stride, int rows, float *out) {
+void linear_panel(const matrix *m, int panel, const float *x, size_t x_stride, int rows,
+                  float *out) {
     _Alignas(64) float weights[BLOCK * PANEL];
     for (int r = 0; r < rows; r++) {
         float *row = out + r * PANEL;

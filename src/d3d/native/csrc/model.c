@@ -94,7 +94,7 @@ int d3d_set_threads(d3d_model *m, int threads) {
     return D3D_OK;
 }
 
-/* The size that the shape asks of a matrix; 0 if there is no such matrix. */
+/* Place of a matrix, and the size that the shape asks of it; NULL if there is none. */
 static matrix *matrix_of(d3d_model *m, int index, int which, int *rows, int *columns) {
     const d3d_shape *s = &m->shape;
     int queries = s->num_heads * s->head_dim, keys = s->num_kv_heads * s->head_dim;
@@ -126,7 +126,8 @@ int d3d_set_matrix(d3d_model *m, int index, int which, int format, int rows, int
 
 int d3d_set_norm(d3d_model *m, int index, int which, int size, const float *weight) {
     int is_final = index == -1 && which == D3D_FINAL_NORM;
-    int is_layers = index >= 0 && index < m->shape.num_layers && which >= 0 && which < D3D_LAYER_NORMS;
+    int is_layers = index >= 0 && index < m->shape.num_layers && which >= 0 &&
+                    which < D3D_LAYER_NORMS;
     int is_heads = which == D3D_Q_NORM || which == D3D_K_NORM;
     if ((!is_final && !is_layers) || size != (is_heads ? m->shape.head_dim : m->shape.hidden_size))
         return D3D_BAD_ARGUMENT;
@@ -176,7 +177,8 @@ static void norm(const float *x, const float *weight, float eps, int size, float
 static void turn_head(const d3d_model *m, const float *x, const float *weight, int row, float scale,
                       float *out) {
     int size = m->shape.head_dim, half = size / 2;
-    const float *cosine = m->cos + (size_t)row * (size_t)half, *sine = m->sin + (size_t)row * (size_t)half;
+    const float *cosine = m->cos + (size_t)row * (size_t)half;
+    const float *sine = m->sin + (size_t)row * (size_t)half;
     if (weight) norm(x, weight, m->shape.norm_eps, size, out);
     else if (out != x) memcpy(out, x, sizeof(float) * (size_t)size);
     for (int d = 0; d < half; d++) {
@@ -246,8 +248,8 @@ static void attend_head(d3d_model *m, const layer *l, int index, int unit, float
 }
 
 /* Add one panel of a matrix's product to the hidden states. */
-static void add_panel(d3d_model *m, const matrix *w, const float *input, size_t input_size, int unit,
-                      int first, int rows) {
+static void add_panel(d3d_model *m, const matrix *w, const float *input, size_t input_size,
+                      int unit, int first, int rows) {
     _Alignas(64) float out[ROWS * PANEL];
     linear_panel(w, unit, input + (size_t)first * input_size, input_size, rows, out);
     for (int r = 0; r < rows; r++) {

@@ -37,7 +37,8 @@ static const struct {
 };
 
 int64_t d3d_row_bytes(int format, int columns) {
-    if (format < 0 || format > D3D_Q6_K || columns < 1 || columns % FORMATS[format].inputs) return 0;
+    if (format < 0 || format > D3D_Q6_K || columns < 1 || columns % FORMATS[format].inputs)
+        return 0;
     return (int64_t)columns / FORMATS[format].inputs * FORMATS[format].bytes;
 }
 
@@ -195,8 +196,8 @@ INLINE void decode_lanes(int format, const uint8_t *tile, size_t lane, float *ou
     case D3D_Q6_K:
         for (size_t i = 0; i < 2; i++)
             decode_bytes(tile + 64 + lane + i * 16 * TILE,
-                         scale * from_signed(tile + 32 + i * TILE + lane), 16, out + i * 16 * stride,
-                         stride);
+                         scale * from_signed(tile + 32 + i * TILE + lane), 16,
+                         out + i * 16 * stride, stride);
         break;
     case D3D_F16:
         for (size_t j = 0; j < BLOCK; j++)
