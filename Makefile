@@ -39,7 +39,7 @@ BENCH_METHODS = $(addprefix --method ,serial fused async async_modelled lookup d
 PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo bench test test-fast soak load check lint types architecture format clean
+.PHONY: help install install-dev demo bench test test-fast soak load native-check check lint types architecture format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -68,6 +68,16 @@ soak: .venv/.installed-dev ## async mode, 20,000 rounds with faults injected: ev
 
 load: .venv/.installed-dev ## a server under 64 clients for two minutes: every answer must be the engine's own
 	$(BIN)/python tests/load.py $(ARGS)
+
+# The C library under sanitizers, for whatever this processor has; needs gcc or clang.
+NATIVE := src/d3d/native/csrc
+NATIVE_FLAGS := -std=gnu11 -O1 -g -Wall -Wextra -Werror -ffp-contract=off -fno-sanitize-recover=all -march=native -pthread
+native-check: ## the C library: no warnings; address, undefined and thread sanitizers
+	@mkdir -p build
+	for sanitizer in address,undefined thread; do \
+		$(CC) $(NATIVE_FLAGS) -fsanitize=$$sanitizer -I$(NATIVE) -o build/native-check tests/native/driver.c $(NATIVE)/*.c -lm \
+		&& build/native-check || exit 1; \
+	done
 
 check: lint types architecture test ## everything that CI runs
 

@@ -44,6 +44,11 @@ def processor_model() -> str:
     )
 
 
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets that processor and system allow, as Linux names them; empty elsewhere."""
+    return frozenset(_cpu_facts().get("flags", "").split())
+
+
 def _cpu_facts() -> dict[str, str]:
     """Facts about the first core in /proc/cpuinfo; empty if there is no such file."""
     try:
