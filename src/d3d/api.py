@@ -36,7 +36,7 @@ from d3d.text.prompts import encode_prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-BACKENDS = ("native", "transformers")
+BACKENDS = ("native", "c", "transformers")
 
 DEFAULT_BATCH = 8
 """Default number of requests decoded together."""

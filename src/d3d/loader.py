@@ -46,7 +46,8 @@ def load(
 
     target: preset, preset file, directory, GGUF file or hub id. drafter: directory or hub id; a
     preset brings its own. plain: load no drafter. device: auto, cpu, cuda or cuda:N. dtype: auto,
-    float32 or bfloat16. backend: "native" runs the target in d3d's own decoder; "transformers" runs
+    float32 or bfloat16. backend: "native" runs the target in d3d's own decoder; "c" in the C
+    library, on a CPU, in float32 on the weights as stored; "transformers" runs
     any causal language model that can be rewound, slower and without fused and async mode.
     quantize: "int8" rounds the linear weights of both models; every method then preserves the
     rounded target's output. draft_model: causal model that drafts (method draft_model).
@@ -70,6 +71,8 @@ def load(
         raise InvalidRequest("plain: no drafter is loaded; leave the drafter out, or plain")
     preset = preset_of(target)
     path = _drafter_path(target, drafter, plain=plain)
+    if backend == "c" and path is None and dtype == "bfloat16":
+        raise InvalidRequest("dtype: backend c computes in float32, not in bfloat16; leave it out")
     has_own = drafter is None
     config = None if preset is None else preset[1]
     if choice.method is not None or choice.options:
@@ -83,7 +86,7 @@ def load(
         has_own = has_own and file.drafter is None
         if file.threads is not None:
             set_num_threads(file.threads)
-    opened = _with_transformers if backend == "transformers" else _native
+    opened = {"native": _native, "c": _compiled, "transformers": _with_transformers}[backend]
     parts = opened(target, path, device=device, dtype=dtype, quantize=quantize)
     if has_own and target in PRESETS:
         parts.preset_rows = PRESETS[target].fused_rows
@@ -151,6 +154,23 @@ def _native(
         return Parts(model, native)
     (drafter_model,) = ready_drafters(model, [drafter])
     return Parts(model, native, drafter_model, drafter)
+
+
+def _compiled(
+    target: str, drafter: Path | None, *, device: str, dtype: str, quantize: str | None
+) -> Parts:
+    """Run the target in the C library; a drafter runs in torch, in `dtype`, with its own cache."""
+    from d3d.target.compiled import CompiledTarget, open_compiled
+
+    if quantize is not None:
+        raise InvalidRequest("quantize: backend c runs the weights as stored; leave it out")
+    if device not in ("auto", "cpu"):
+        raise InvalidRequest(f"device: backend c runs on a CPU, not on {device}; leave it out")
+    model = open_compiled(target)
+    drafter_model = None
+    if drafter is not None:
+        drafter_model = ready_apart(open_model(target, device="cpu", dtype=dtype), drafter)
+    return Parts(model, CompiledTarget(model.passes), drafter_model, drafter)
 
 
 def _with_transformers(

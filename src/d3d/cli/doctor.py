@@ -37,6 +37,7 @@ def doctor(
         "versions": system_report.versions(),
         "devices": [device._asdict() for device in devices],
         "threads": torch.get_num_threads(),
+        "c_library": system_report.c_library(),
         "cache": {
             "path": str(cache_root()),
             "items": [item._asdict() for item in system_report.cached_items()],
@@ -66,6 +67,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
             f"{', '.join(device['dtypes'])}" + rounded
         )
     lines.append(f"threads    {facts['threads']}")
+    lines.append(f"backend c  {facts['c_library']}")
     items = facts["cache"]["items"]
     lines.append(
         f"cache      {facts['cache']['path']}: "

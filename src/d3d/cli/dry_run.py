@@ -87,7 +87,7 @@ def dry_run(choice: ModelChoice, asked: SpeculativeChoice, max_tokens: int) -> d
         dtype_name = file.dtype if dtype_name == "auto" else dtype_name
         quantize, threads = quantize or file.quantize, file.threads or threads
     device = pick_device(choice.device)
-    dtype = pick_dtype(dtype_name, device)
+    dtype = torch.float32 if choice.backend == "c" else pick_dtype(dtype_name, device)
     check_quantize(quantize, device)
     named = PRESETS.get(name) if drafter is None else None
     config = model_config(name) if is_here(name) or name not in PRESETS else None

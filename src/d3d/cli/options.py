@@ -40,8 +40,9 @@ BackendOption = Annotated[
     typer.Option(
         "--backend",
         "--engine",
-        help="What runs the target: native, or transformers for any causal language model "
-        "(slower; without fused and async).",
+        help="What runs the target: native; c: a C library on a CPU, float32 on the weights as "
+        "stored (without fused and async); transformers: any causal language model (slower; "
+        "without fused and async).",
         rich_help_panel="Model",
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from d3d.hub.cache import cache_root
 from d3d.hub.footprint import Footprint, footprint
 from d3d.model.int8 import precision, quantizations
+from d3d.native import build
 
 PACKAGES = {"d3d": "d3d-decoding", "torch": "torch", "transformers": "transformers"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -100,6 +102,16 @@ def devices() -> list[Device]:
             Device(f"cuda:{index}", torch.cuda.get_device_name(index), total, free, dtypes)
         )
     return available
+
+
+def c_library() -> str:
+    """Level of the C library on this processor, or why it can't be used. Compiles nothing."""
+    try:
+        level = build.chosen_level(os.environ.get("D3D_NATIVE", ""))
+        compiler = " ".join(build.compiler())
+    except build.NativeUnavailable as error:
+        return str(error)
+    return f"{level}, of {', '.join(build.levels_here())} here; compiled once by {compiler}"
 
 
 def cached_items() -> list[CachedItem]:

@@ -48,6 +48,17 @@ def resolve_model(source: str) -> Path:
     )
 
 
+def gguf_file(source: str) -> Path | None:
+    """The GGUF file behind a model's name, fetched if necessary; None if the model is a Hugging
+    Face directory. Raises InvalidCheckpoint."""
+    if source in PRESETS:
+        return fetch(PRESETS[source])
+    path = Path(source).expanduser()
+    if not path.is_dir() and is_preset_file(source):
+        return gguf_file(read_preset(source).target)
+    return path if path.suffix.lower() == ".gguf" and path.is_file() else None
+
+
 def resolve_tokenizer(source: str) -> Path:
     """Like `resolve_model`, but the directory may lack the weights. Raises InvalidCheckpoint."""
     if is_preset_file(source):

@@ -106,8 +106,9 @@ def _digest(options: list[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compiler() -> list[str]:
-    """Command of the C compiler: `$CC`, the system's, or the one in the ziglang package."""
+def compiler() -> list[str]:
+    """Command of the C compiler: `$CC`, the system's, or the one in the ziglang package. Raises
+    NativeUnavailable if there is none."""
     if named := os.environ.get("CC"):
         return named.split()
     if found := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
@@ -121,7 +122,7 @@ def _compiler() -> list[str]:
 
 def _compile(options: list[str], output: Path) -> None:
     files = map(str, sorted(SOURCES.glob("*.c")))
-    command = [*_compiler(), *options, "-o", str(output), *files, "-lm"]
+    command = [*compiler(), *options, "-o", str(output), *files, "-lm"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -3,15 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 
 from d3d.engine.drafter import Draft, Target
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
+from d3d.hub.fingerprint import weights_fingerprint
+from d3d.hub.names import gguf_file, resolve_model
+from d3d.hub.open_model import (
+    eos_token_ids,
+    load_config,
+    load_tokenizer,
+    num_tokens,
+    read_tensors,
+)
+from d3d.model.config import DecoderConfig, decoder_config
 from d3d.model.kv_cache import SPARE_TOKENS
 from d3d.model.masks.dense import tree
 from d3d.native.native_pass import NativePass
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """Causal language model run by the C library; see `d3d.hub.open_model.TargetModel`."""
+
+    source: str
+    path: Path
+    config: DecoderConfig
+    passes: NativePass
+    tokenizer: PreTrainedTokenizerFast
+    eos_token_ids: frozenset[int]
+    fingerprint: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the arithmetic; the weights are as stored."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def num_tokens(self) -> int:
+        return self.config.num_tokens
+
+    @property
+    def max_length(self) -> int:
+        return self.config.max_length
+
+
+def open_compiled(source: str) -> CompiledModel:
+    """Load a model into the C library: a GGUF file's quantised weights as they are, else the
+    tensors of its directory. Raises InvalidCheckpoint, NativeUnavailable."""
+    path = resolve_model(source).absolute()
+    hf_config, tokenizer = load_config(path), load_tokenizer(path)
+    config = decoder_config(hf_config, num_tokens(tokenizer))
+    stored = read_tensors(path)
+    file = gguf_file(source)
+    passes = (
+        NativePass.from_tensors(stored, config)
+        if file is None
+        else NativePass.from_gguf(file, config)
+    )
+    known = range(config.num_tokens)
+    ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
+    fingerprint = weights_fingerprint(stored)
+    return CompiledModel(source, path, config, passes, tokenizer, ends, fingerprint)
 
 
 class CompiledTarget(Target):
