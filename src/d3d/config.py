@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, get_args
@@ -11,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
 from d3d.hub.presets import PresetFile
+from d3d.inputs import parse_json
 from d3d.methods.async_.config import AsyncConfig
 from d3d.methods.auto.config import AutoConfig
 from d3d.methods.base import MethodConfig, no_drafter
@@ -122,10 +122,7 @@ def read_speculative_config(value: str | Mapping[str, Any]) -> SpeculativeChoice
     unknown key."""
     where = "speculative_config"
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{where}: it is not JSON ({error})") from error
+        value = parse_json(value, where)
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{where}: give an object, not {type(value).__name__}")
     fields = dict(value)

@@ -7,7 +7,6 @@ JSON lines. Whatever can't be written raises CantWrite, which says what is safe 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from d3d.errors import CantWrite, D3DError, InvalidRequest
+from d3d.inputs import json_or_none
 
 PARTIAL_SUFFIX = ".partial"
 HEAD_BYTES = 4096
@@ -87,22 +87,14 @@ class FileKind:
             if not head or self.marker:
                 return not head or self.marker.encode() in head
             file.seek(0)
-            content = _json(file.readline())
+            content = json_or_none(file.readline())
             if content is None:
                 file.seek(0)
-                content = _json(file.read())
+                content = json_or_none(file.read())
         if content is None:
             start, ours = "".join(head.decode("utf-8", "replace").split()), f'{{"{self.keys[0]}":'
             return start.startswith(ours) or ours.startswith(start)
         return isinstance(content, dict) and {*self.keys} <= {*content} and self.test(content)
-
-
-def _json(text: bytes) -> Any:
-    """The value; None if it is no JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 class Alone:

@@ -9,7 +9,7 @@ from typing import Any
 
 def to_json(value: Any, **layout: Any) -> str:
     """As `json.dumps`, with null for NaN and infinity, which JSON does not have. layout: `indent`,
-    `sort_keys`, `ensure_ascii`."""
+    `sort_keys`, `ensure_ascii`, `default`."""
     try:
         return json.dumps(value, allow_nan=False, **layout)
     except ValueError:

@@ -8,13 +8,14 @@ from typing import Any
 
 from d3d.api import BACKENDS, Model
 from d3d.config import SpeculativeChoice, preset_config, read_speculative_config, request_config
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.forks import set_num_threads
 from d3d.hub.checkpoint import is_causal_model, read_config
 from d3d.hub.names import drafter_of, fetch_config, is_hub_id, resolve_drafter
 from d3d.hub.open_drafter import ready_apart, ready_drafters
 from d3d.hub.open_model import open_model
 from d3d.hub.presets import PRESETS, PresetFile, is_preset_file, read_preset
+from d3d.inputs import input_path
 from d3d.methods.base import MethodConfig, Parts
 from d3d.model.linear import pack_weights
 from d3d.target.native import NativeTarget
@@ -23,7 +24,11 @@ from d3d.target.native import NativeTarget
 def preset_of(target: str) -> tuple[PresetFile, MethodConfig] | None:
     """Preset file with its method and options; None if `target` is no preset file. Raises
     InvalidCheckpoint if its options contradict each other."""
-    if target in PRESETS or not is_preset_file(target) or Path(target).expanduser().is_dir():
+    if (
+        target in PRESETS
+        or not is_preset_file(target)
+        or input_path(target, InvalidCheckpoint).is_dir()
+    ):
         return None
     preset = read_preset(target)
     return preset, preset_config(preset, target)
@@ -82,7 +87,7 @@ def load(
     if preset is not None:
         file = preset[0]
         target, dtype = file.target, file.dtype if dtype == "auto" else dtype
-        quantize = quantize or file.quantize
+        quantize = file.quantize if quantize is None else quantize
         has_own = has_own and file.drafter is None
         if file.threads is not None:
             set_num_threads(file.threads)

@@ -95,7 +95,7 @@ def test_a_difference_is_called_no(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--model", "nope"), "no model 'nope': it is no preset"),
+        (("--model", "nope"), "no model 'nope': it is neither"),
         (("--max-tokens", 0), "max_tokens"),
         (("--draft-length", 99), "draft_length: 99"),
         (("--dtype", "x"), "dtype"),

@@ -438,7 +438,7 @@ def test_bad_input_gets_one_clear_line(
 
 def test_an_unknown_preset_lists_the_presets() -> None:
     assert d3d("generate", "--prompt", "x", "--model", "gpt9").is_refusal(
-        "no model 'gpt9': it is no preset", "smollm2-135m", "smollm2-135m-fast"
+        "no model 'gpt9'", "the presets are", "smollm2-135m", "smollm2-135m-fast"
     )
 
 

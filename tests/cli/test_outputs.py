@@ -88,7 +88,7 @@ WRITES = {
         "out/report.md",
     ),
     "bench compare": Writes(
-        "bench compare {run} {run} --output out",
+        "bench compare {run} {other_run} --output out",
         ("out", "out/report.md", "out/report.html"),
         "out/report.md",
     ),
@@ -134,7 +134,8 @@ def parts(
         "evaluate_every: 2\nevaluate_draft_length: 4\n"
     )
     made["trace"].write_text(json.dumps(chrome_trace([Round(2, 1, 2, 0.1, 0.1)])))
-    made["run"] = write_run(root / "run", example_rows())
+    for name in ("run", "other_run"):
+        made[name] = write_run(root / name, example_rows())
     return made
 
 

@@ -207,11 +207,12 @@ def test_no_config_a_damaged_one_a_newer_format_and_an_unknown_key(checkpoint: P
         read_config(checkpoint)
     edit(checkpoint, format=1, temperature=2)
     with pytest.raises(
-        InvalidCheckpoint, match="temperature: there is no such key; if a newer d3d wrote it"
+        InvalidCheckpoint,
+        match=r"temperature: there is no such key; there are: .*; if a newer d3d wrote it",
     ):
         read_config(checkpoint)
     (checkpoint / "config.json").write_text('{"model_type": ')
-    with pytest.raises(InvalidCheckpoint, match="is damaged"):
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json can't be read as JSON"):
         read_config(checkpoint)
     (checkpoint / "config.json").unlink()
     with pytest.raises(InvalidCheckpoint, match=r"holds no config\.json"):

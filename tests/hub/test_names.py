@@ -16,7 +16,7 @@ from support.tiny_gguf import TinyGguf
 
 def test_an_unknown_name_lists_what_was_tried() -> None:
     with pytest.raises(
-        InvalidCheckpoint, match=r"'nonsense'.*smollm2-135m.*no directory.*no hub id"
+        InvalidCheckpoint, match=r"'nonsense'.*directory.*hub id.*presets are smollm2-135m"
     ):
         resolve_model("nonsense")
 

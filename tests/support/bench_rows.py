@@ -94,7 +94,15 @@ def write_run(directory: Path, rows: list[Row], **fixed: Any) -> Path:
     }
     provenance = {
         "format": 1,
-        "fixed": {"target": "tiny", "dtype": "float32", "ignore_eos": False} | fixed,
+        "fixed": {
+            "target": "tiny",
+            "dtype": "float32",
+            "device": "cpu",
+            "threads": 2,
+            "temperature": 0.0,
+            "ignore_eos": False,
+        }
+        | fixed,
         "sets": {
             "tiny": {
                 "title": "Tiny <set>",

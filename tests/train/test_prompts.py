@@ -158,7 +158,7 @@ def test_a_row_without_a_prompt_is_left_out_and_counted_with_its_line(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not JSON"),
+        ("{", "it is not JSON"),
         ("[1]", "a JSON object is expected"),
         ('"text"', "a JSON object is expected"),
     ],

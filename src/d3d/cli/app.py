@@ -22,6 +22,7 @@ from d3d.cli.doctor import doctor
 from d3d.cli.evaluate import evaluate
 from d3d.cli.export import export
 from d3d.cli.generate import generate
+from d3d.cli.groups import CheckedCommand
 from d3d.cli.plan import plan
 from d3d.cli.profile import profile
 from d3d.cli.prune import prune
@@ -88,7 +89,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 }
 for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
+        app.command(_name, cls=CheckedCommand, rich_help_panel=_panel)(_command)
 app.add_typer(bench, name="bench", rich_help_panel="Measure and tune")
 
 
@@ -120,9 +121,14 @@ def main() -> None:
 
 
 def _explain(error: OSError) -> NoReturn:
-    """End with one line if standard output or a full disk can't be written; raise other errors."""
+    """End with one line if standard output or a full disk can't be written, or for a path that no
+    check has looked at; raise other errors."""
     if error.errno not in (*CANT_WRITE, errno.EPIPE):
-        raise error
+        if error.filename is None:
+            raise error
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "a file, where a directory is needed" if is_file else error.strerror
+        _refuse(f"{error.filename}: {reason}")
     if error.filename is not None:
         _refuse(f"{error.filename} can't be written: {error.strerror}; free some space")
     with suppress(OSError, ValueError):  # the interpreter's own flush at the end is to succeed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from d3d.cli import options as o
+from d3d.cli.groups import CheckedCommand
 from d3d.json_text import to_json
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ DirectoryOption = Annotated[Path, typer.Option("--results", help="Directory that
 RunArgument = Annotated[Path, typer.Argument(help="Directory of a run.")]
 
 
-@bench.command("run")
+@bench.command("run", cls=CheckedCommand)
 @o.takes(o.MODEL)
 def run(
     *,
@@ -135,10 +136,22 @@ def run(
     from d3d.cli.requests import thinking_warning
     from d3d.lab.bench.answers import MethodOptions, Sampling
     from d3d.lab.bench.harness import BenchPlan
+    from d3d.lab.bench.methods import check_options
 
     directory = _directory_of(results, name)
     wanted = methods or ["serial", "ngram"]
     _check(wanted, temperature)
+    options = MethodOptions(
+        draft_model=draft_model,
+        server_url=server_url,
+        server_model=server_model,
+        server_key=os.environ.get("D3D_SERVER_KEY"),
+        gguf=gguf,
+        device=choice.device,
+        dtype=choice.dtype,
+        assistant=assistant,
+    )
+    check_options(wanted, options)
     plan = BenchPlan(
         directory,
         _read_sets(sets or ["mini"], data, prompts, seed),
@@ -152,23 +165,13 @@ def run(
     model = choice.load()
     if warning := thinking_warning(model.target, thinking):
         note(warning, "yellow")
-    options = MethodOptions(
-        draft_model=draft_model,
-        server_url=server_url,
-        server_model=server_model,
-        server_key=os.environ.get("D3D_SERVER_KEY"),
-        gguf=gguf,
-        device=choice.device,
-        dtype=choice.dtype,
-        assistant=assistant,
-    )
     rows = _measure(plan, model, wanted, options)
     failed = sum(row.error is not None for row in rows)
     told = f", of which {failed} failed" if failed else ""
     typer.echo(f"{directory}: {len(rows)} answers{told}; d3d bench report {directory}")
 
 
-@bench.command("identity")
+@bench.command("identity", cls=CheckedCommand)
 @o.takes(o.TARGET)
 def identity(
     *,
@@ -241,7 +244,7 @@ def identity(
         raise typer.Exit(EXIT_MISTAKE)
 
 
-@bench.command("report")
+@bench.command("report", cls=CheckedCommand)
 def report(
     run: RunArgument,
     output: Annotated[
@@ -265,7 +268,7 @@ def report(
     _write(output or run, f"Benchmark {loaded.name}", sections)
 
 
-@bench.command("compare")
+@bench.command("compare", cls=CheckedCommand)
 def compare(
     a: RunArgument,
     b: Annotated[Path, typer.Argument(help="Directory of another.")],
@@ -275,6 +278,9 @@ def compare(
     ] = None,
 ) -> None:
     """Show two runs side by side, and how their settings differ."""
+    from dataclasses import replace
+
+    from d3d.errors import InvalidRequest
     from d3d.lab.bench.results import load_run
     from d3d.lab.report.benchmark import comparison
     from d3d.lab.report.tables import check_report
@@ -282,6 +288,10 @@ def compare(
     if output is not None:
         check_report(output)
     runs = load_run(a), load_run(b)
+    if a.resolve() == b.resolve():
+        raise InvalidRequest(f"{a} and {b} are one run; give two to compare")
+    if runs[0].name == runs[1].name:
+        runs = replace(runs[0], name=str(a)), replace(runs[1], name=str(b))
     sections = comparison(*runs)
     _print_tables(sections)
     if output is not None:
@@ -312,8 +322,11 @@ def _check(methods: Sequence[str], temperature: float) -> None:
 def _read_sets(
     specs: Sequence[str], data: Path | None, prompts: int, seed: int
 ) -> tuple[PromptSet, ...]:
+    from d3d.errors import InvalidRequest
     from d3d.lab.bench.prompt_sets import read_set
 
+    if data is not None and not data.is_dir():
+        raise InvalidRequest(f"--data {data}: there is no such directory")
     read = [read_set(spec, data, limit=prompts or None, seed=seed) for spec in specs]
     return tuple({prompt_set.name: prompt_set for prompt_set in read}.values())
 
@@ -323,13 +336,19 @@ def _measure(
 ) -> list[Row]:
     """Run a plan, new or resumed, with progress on standard error; return all rows of the run."""
     from d3d.cli.console import meter, note
+    from d3d.cli.interrupt import telling_what_is_kept
     from d3d.lab.bench.harness import Benchmark
     from d3d.lab.bench.methods import make_methods
+    from d3d.lab.bench.rows import ROWS_FILE, read_rows
 
     made = make_methods(methods, model, options, plan.sampling)
+
+    def kept() -> str:
+        return f"{plan.directory} holds {len(read_rows(plan.directory / ROWS_FILE))} answers"
+
     try:
         benchmark = Benchmark(plan, model, made)
-        with meter(benchmark.total) as progress:
+        with telling_what_is_kept(kept), meter(benchmark.total) as progress:
             rows = benchmark.run(progress.show)
         for left_out in (*(each.left_out for each in plan.sets), benchmark.left_out):
             for line in left_out.lines():

@@ -39,7 +39,7 @@ def chat(
     conversation."""
     from d3d.cli import requests
     from d3d.cli.console import note
-    from d3d.cli.show import LEGEND, summary
+    from d3d.cli.show import LEGEND, summary, why_plain
     from d3d.errors import InvalidRequest
     from d3d.lab.tune.traffic import Asked
 
@@ -53,7 +53,7 @@ def chat(
         for text in (
             requests.thinking_warning(loaded.target, thinking),
             "/new starts over; Ctrl-C ends an answer; /exit or Ctrl-D ends"
-            if sys.stdin.isatty()
+            if sys.stdin is not None and sys.stdin.isatty()
             else None,
         ):
             if text:
@@ -81,8 +81,7 @@ def chat(
                 continue
             requests.record_request(log, loaded, Asked(messages, options, sampling), result)
             messages.append({"role": "assistant", "content": result.text})
-            is_plain = speculation.method == "plain"
-            note(summary(result, loaded.precision, has_drafter=is_plain or loaded.has_drafter))
+            note(summary(result, loaded.precision, why_plain(speculation.method, loaded)))
             requests.note_speculation(result)
 
 
@@ -104,15 +103,13 @@ def _read_turn() -> str | None:
     """Read the next non-empty turn; None at the end of input. Raises InvalidRequest if the input is
     not text."""
     from d3d.cli.console import note
-    from d3d.errors import InvalidRequest
+    from d3d.cli.requests import standard_input
 
     while True:
-        if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
-        try:
-            line = sys.stdin.readline()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
+        with standard_input() as stream:
+            if stream.isatty():
+                print("> ", end="", file=sys.stderr, flush=True)
+            line = stream.readline()
         if not line or line.strip() == "/exit":
             return None
         turn = line.strip()

@@ -93,6 +93,7 @@ def data(
 
     Answers that the corpus has already are not written again."""
     from d3d.cli.console import meter, note
+    from d3d.cli.interrupt import telling_what_is_kept
     from d3d.errors import InvalidRequest
     from d3d.hub.open_model import open_model
     from d3d.model.linear import pack_weights
@@ -124,7 +125,10 @@ def data(
     if warning := thinking_warning(base, thinking):
         note(warning, "yellow")
     run = CorpusRun(base, plan)
-    with meter(run.num_turns) as progress:
+    with (
+        telling_what_is_kept(lambda: f"{corpus} holds {run.answers} answers"),
+        meter(run.num_turns) as progress,
+    ):
         run.write(lambda: progress.show(run.turns_done, f"answers, {run.new_tokens} tokens"))
     for line in run.left_out.lines():
         note(line, "yellow")

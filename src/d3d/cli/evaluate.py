@@ -87,10 +87,12 @@ def evaluate(
     guess = _guess_from(mode, guess_from)
     target = model or (drafter if is_preset_file(drafter) else o.DEFAULT_MODEL)
     preset = preset_of(target)
-    quantize = quantize or (None if preset is None else preset[0].quantize)
+    if quantize is None and preset is not None:
+        quantize = preset[0].quantize
     base = open_model(target, device=device, dtype=dtype, quantize=quantize)
     (ready,) = ready_drafters(base, [directory])
-    samples = read_corpus(corpus, tokenizer_fingerprint(base.tokenizer))[:limit]
+    identity = tokenizer_fingerprint(base.tokenizer)
+    samples = read_corpus(corpus, identity, base.vocab_size)[:limit]
     if not any(len(sample.answer_ids) > 1 for sample in samples):
         raise InvalidRequest(
             f"{corpus}: no answer of two tokens or more, so nothing can be measured"

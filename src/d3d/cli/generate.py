@@ -54,7 +54,7 @@ def generate(
     """Answer one prompt; the text streams to standard output, a summary goes to standard error."""
     from d3d.cli import requests
     from d3d.cli.console import note
-    from d3d.cli.show import LEGEND, stream_answer, summary
+    from d3d.cli.show import LEGEND, stream_answer, summary, why_plain
     from d3d.errors import InvalidRequest
     from d3d.lab.tune.traffic import Asked
 
@@ -74,8 +74,7 @@ def generate(
         if warning := requests.thinking_warning(loaded.target, thinking):
             note(warning, "yellow")
         result = stream_answer(chunks, tokenizer=loaded.tokenizer if color else None)
-        is_plain = speculation.method == "plain"
-        note(summary(result, loaded.precision, has_drafter=is_plain or loaded.has_drafter))
+        note(summary(result, loaded.precision, why_plain(speculation.method, loaded)))
         if color:
             typer.echo(LEGEND, err=True)
         requests.note_speculation(result)

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
+
+from d3d.errors import InvalidRequest
+from d3d.inputs import input_path
+from d3d.text.prompts import check_unicode
+
+
+class CheckedCommand(TyperCommand):
+    """Refuses values that no option has a use for (numbers that are not finite, text that is not
+    Unicode, names that no file can have), and expands ~ in paths."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            name = parameter.name or ""
+            given = ctx.params.get(name)
+            for value in given if isinstance(given, list | tuple) else [given]:
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise InvalidRequest(f"{parameter.opts[-1]}: {value} is not a finite number")
+                if isinstance(value, str):
+                    check_unicode(value, parameter.opts[-1])
+            if isinstance(given, Path):
+                ctx.params[name] = input_path(given)
+        return rest
 
 
 class Group(NamedTuple):

@@ -1,4 +1,5 @@
-"""Deferred Ctrl-C and SIGTERM: the work ends at the next point of consistent state."""
+"""Ctrl-C in long work: it ends at once and says what is kept, or, deferred, at the next point of
+consistent state."""
 
 from __future__ import annotations
 
@@ -6,6 +7,21 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+import typer
+
+from d3d.cli.console import note
+
+
+@contextmanager
+def telling_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C end the command in one line, with what `kept` returns. For work that is on disk
+    piece by piece."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        note(f"interrupted; {kept()}; the same command goes on from there")
+        raise typer.Exit(130) from error
 
 
 @contextmanager

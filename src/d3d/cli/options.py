@@ -170,8 +170,8 @@ def _method_parameters() -> list[inspect.Parameter]:
         owners = [method for method in methods if method != "auto"] or list(methods)
         flags = [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
         flags.append(f"--{name.replace('_', '-')}")
-        if name == "draft_length":
-            flags += [f"--{alias.replace('_', '-')}" for alias in ("num_speculative_tokens",)]
+        if name == OPTION_ALIASES["num_speculative_tokens"]:
+            flags.append("--num-speculative-tokens")
             owners = []
         panel = "Speculation" if name in BASIC else "Speculation, further"
         kind = {"float": float | None, "int": int | None}.get(_scalar(field.annotation), str | None)
@@ -347,5 +347,3 @@ MODEL = Group(
     _model_choice,
 )
 """A target, its drafter, and how they run."""
-
-assert OPTION_ALIASES["num_speculative_tokens"] == "draft_length"

@@ -116,19 +116,19 @@ def _rounds(
     from d3d.lab.plan.trace import of_mean
 
     sources = {"trace": path, "histogram": histogram, "acceptance-length": acceptance_length}
-    given = [name for name, value in sources.items() if value]
+    given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
         raise InvalidRequest(
             "give one of --trace, --histogram and --acceptance-length, not "
             f"{' and '.join(given) or 'none'}"
         )
-    if acceptance_length:
+    if acceptance_length is not None:
         if draft_length is None:
             raise InvalidRequest(
                 "--acceptance-length needs --draft-length: the tokens drafted in a round"
             )
         return of_mean(acceptance_length, draft_length)
-    trace = _of_histogram(histogram) if histogram else _of_file(path)
+    trace = _of_file(path) if histogram is None else _of_histogram(histogram)
     return trace if draft_length is None else trace.shortened(draft_length)
 
 

@@ -71,6 +71,7 @@ def profile(
     `d3d plan`. Run it on an idle machine."""
     import d3d
     from d3d.cli.console import meter, note
+    from d3d.cli.interrupt import telling_what_is_kept
     from d3d.errors import InvalidRequest
     from d3d.lab.plan.measure import Grid, Measurement
 
@@ -97,7 +98,10 @@ def profile(
             )
         return model
 
-    with meter(100) as progress:
+    with (
+        telling_what_is_kept(lambda: f"samples so far are beside {output}"),
+        meter(100) as progress,
+    ):
         measured = Measurement(output, grid, tuple(dtype or ("auto",)), load).run(
             lambda done, total, what: progress.show(100 * done // total, what)
         )

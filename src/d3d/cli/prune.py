@@ -24,6 +24,7 @@ CURVES = {
     "svg": FileKind("the picture of a pruning run", marker="written by d3d"),
 }
 """Files of the result, by suffix."""
+HEAL_STEPS = 50
 ANSWERS_TOKENS = 96
 """Longest answer that --measure decodes."""
 
@@ -80,7 +81,7 @@ def prune(
     ] = None,
     heal_steps: Annotated[
         int, typer.Option(help="Training steps after a removal; with --heal.", min=1)
-    ] = 50,
+    ] = HEAL_STEPS,
     config: Annotated[
         Path | None,
         typer.Option(help="Training configuration whose `train` section heals; with --heal."),
@@ -94,7 +95,7 @@ def prune(
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Draw OUT/curve.svg.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the positions of blocks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the positions of blocks.", min=0)] = 0,
     device: DeviceOption = "auto",
     dtype: DTypeOption = "auto",
 ) -> None:
@@ -112,9 +113,10 @@ def prune(
     objectives = get_args(Objective)
     if objective not in objectives:
         raise InvalidRequest(f"objective: {objective!r} is not one of {', '.join(objectives)}")
-    if heal is None and config is not None:
+    if heal is None and (config is not None or heal_steps != HEAL_STEPS):
         raise InvalidRequest(
-            "--config is how a pruned drafter is healed; give --heal with a corpus, too"
+            "--config and --heal-steps say how a pruned drafter is healed; give --heal with a "
+            "corpus, too"
         )
     source = resolve_drafter(drafter)
     read_config(source)
@@ -150,22 +152,26 @@ def _answers(
         return [each for each in samples if (tuple(each.prompt_ids) in prompts) is wanted]
 
     identity = tokenizer_fingerprint(base.tokenizer)
-    choosing = read_corpus(held_out, identity)
+    choosing = read_corpus(held_out, identity, base.vocab_size)
     if judge is None:
         prompts = list(dict.fromkeys(tuple(sample.prompt_ids) for sample in choosing))
         odd = set(prompts[1::2])
         choosing, judging = among(choosing, odd, False), among(choosing, odd, True)
     else:
-        judging = read_corpus(judge, identity)
+        judging = read_corpus(judge, identity, base.vocab_size)
     measured = {tuple(sample.prompt_ids) for sample in (*choosing, *judging)}
-    healing = among(read_corpus(heal, identity), measured, False) if heal else []
-    return PruneAnswers(choosing, judging, tuple(healing))
+    healing = read_corpus(heal, identity, base.vocab_size) if heal else []
+    return PruneAnswers(choosing, judging, tuple(among(healing, measured, False)))
 
 
 def _prune(run: PruningRun) -> None:
     from d3d.cli.console import meter, note
+    from d3d.cli.interrupt import telling_what_is_kept
 
-    with meter(run.depths) as progress:
+    def kept() -> str:
+        return f"{run.directory} holds {len(run.curve)} of {run.depths} depths"
+
+    with telling_what_is_kept(kept), meter(run.depths) as progress:
         progress.show(len(run.curve), "depths")
         run.run(
             lambda depth: note(

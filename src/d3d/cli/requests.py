@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -13,6 +14,7 @@ from d3d.cli.options import ModelChoice
 from d3d.config import SpeculativeChoice
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, alone_with, write_whole
+from d3d.inputs import refuse_packed
 from d3d.json_text import to_json
 
 if TYPE_CHECKING:
@@ -63,12 +65,24 @@ def read_prompt(prompt: str | None, option: str | None, *, raw: bool) -> str:
             "PROMPT: it is missing; d3d generate 'Why is the sky blue?' (- reads standard input)"
         )
     if text == "-":
-        try:
-            text = without_line_end(sys.stdin.read())
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
+        with standard_input() as stream:
+            text = without_line_end(stream.read())
     check_prompt(text, raw=raw)
     return text
+
+
+@contextmanager
+def standard_input() -> Iterator[TextIO]:
+    """Standard input to read from. Raises InvalidRequest if it is closed, can't be read, or is not
+    text."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise InvalidRequest("standard input is closed; give the prompt as an argument")
+    try:
+        yield sys.stdin
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input is not UTF-8 text ({error})") from error
+    except OSError as error:
+        raise InvalidRequest(f"standard input can't be read: {error.strerror}") from error
 
 
 def hold_trace(path: Path | None) -> AbstractContextManager[object]:
@@ -76,6 +90,7 @@ def hold_trace(path: Path | None) -> AbstractContextManager[object]:
     can't be used."""
     if path is None:
         return nullcontext()
+    refuse_packed(path)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidRequest(
             f"--trace {path}: there is no such directory, or it is one; name a file in a directory "
@@ -96,6 +111,7 @@ def traffic_log(path: Path | None, *, with_text: bool) -> TrafficLog | None:
                 "--record-text says what goes into the file of --record; name one, or leave it out"
             )
         return None
+    refuse_packed(path)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidRequest(
             f"--record {path}: there is no such directory, or it is one; name a file in a "

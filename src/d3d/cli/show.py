@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from d3d.api import Model
     from d3d.results import GenerationResult, StreamChunk
 
 LEGEND = (
@@ -80,7 +81,16 @@ class Painter:
             yield chunk.text[-rest:], kept
 
 
-def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
+def why_plain(asked: str | None, model: Model) -> str:
+    """Why an answer was decoded plainly. asked: the request's method."""
+    if asked != "plain" and model.preset is not None and model.preset.method == "plain":
+        return "the preset decodes plainly"
+    if asked == "plain" or model.has_drafter:
+        return "plain mode"
+    return "no drafter was given, --drafter names one"
+
+
+def summary(result: GenerationResult, dtype: str, why_plain: str) -> str:
     """Summary in one line: cost, dtype, and whether drafting was on, and if not, why."""
     tpot = (
         f"{1000 * result.timing.tpot_s:.1f} ms a token"
@@ -93,8 +103,7 @@ def summary(result: GenerationResult, dtype: str, *, has_drafter: bool) -> str:
     )
     speculation = result.speculation
     if speculation is None:
-        why = "plain mode" if has_drafter else "no drafter was given, --drafter names one"
-        return f"{line}; speculation: off ({why})"
+        return f"{line}; speculation: off ({why_plain})"
     mode = (
         speculation.mode if speculation.choice is None else f"auto chose {speculation.choice.mode}"
     )

@@ -9,6 +9,9 @@ import typer
 
 from d3d.json_text import to_json
 
+ROUNDS = 16
+"""Rounds to draw."""
+
 
 def timeline(
     trace: Annotated[Path, typer.Argument(help="File written by `d3d generate --trace`.")],
@@ -16,7 +19,7 @@ def timeline(
     start: Annotated[int, typer.Option(help="First round to draw.", min=0)] = 0,
     rounds: Annotated[
         int, typer.Option(help="Maximum rounds to draw; the figures cover all.", min=1)
-    ] = 16,
+    ] = ROUNDS,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the figures as one JSON object in place of the table."),
@@ -35,6 +38,8 @@ def timeline(
         raise InvalidRequest(f"--out {out}: name a file that ends in .svg or .png")
     if out is not None and not out.absolute().parent.is_dir():
         raise InvalidRequest(f"--out {out} can't be written: its directory does not exist")
+    if out is None and (start, rounds) != (0, ROUNDS):
+        raise InvalidRequest("--start and --rounds say what --out draws; name a file with --out")
     known = read_trace(trace)
     if out is not None:
         if start >= len(known):

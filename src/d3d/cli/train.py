@@ -109,6 +109,10 @@ def _target(settings: RunConfig, target: str | None) -> ModelSpec:
     return ModelSpec(source=target or o.DEFAULT_MODEL)
 
 
+def _precision(settings: RunConfig, dtype: str | None) -> str:
+    return settings.train.precision if dtype is None else dtype
+
+
 def _open(
     settings: RunConfig,
     paths: tuple[Path, Path, Path],
@@ -130,9 +134,10 @@ def _open(
     if settings.drafter.base is not None:
         base_source = settings.drafter.base.source
         author = Author(source, load_tokenizer(resolve_tokenizer(source)))
-    base = open_model(base_source, device=device, dtype=dtype or settings.train.precision)
+    base = open_model(base_source, device=device, dtype=_precision(settings, dtype))
     identity = tokenizer_fingerprint(author.tokenizer if author else base.tokenizer)
-    samples, measured = read_corpus(corpus, identity), read_corpus(held_out, identity)
+    vocab_size = base.vocab_size if author is None else None  # else checked against both models
+    samples, measured = (read_corpus(file, identity, vocab_size) for file in (corpus, held_out))
     parallel = choose_parallel(
         settings.train.distributed,
         full_weights=settings.drafter.delta is None,
@@ -199,7 +204,7 @@ def _print_plan(
     spec = _target(settings, target)
     base = settings.drafter.base or spec
     where = pick_device(device)
-    precision = pick_dtype(dtype or settings.train.precision, where)
+    precision = pick_dtype(_precision(settings, dtype), where)
     plan = TrainingPlan(
         settings,
         spec.source,

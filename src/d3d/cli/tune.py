@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from d3d.cli import options as o
+from d3d.inputs import MOST_THREADS
 
 if TYPE_CHECKING:
     from d3d.lab.report.tables import Table
@@ -64,6 +65,7 @@ def tune(
             help="Number of threads to try; may be repeated. Default: powers of two up to the "
             "cores.",
             min=1,
+            max=MOST_THREADS,
         ),
     ] = None,
     seed: Annotated[

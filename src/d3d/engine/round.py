@@ -161,7 +161,7 @@ def _count(fields: dict[str, Any], name: str, default: int | None = None) -> int
 
 def _seconds(fields: dict[str, Any], name: str) -> float:
     value = fields.get(name, 0.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
         raise ValueError(f"{name} is not a number of seconds: {value!r}")
     return float(value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from d3d.engine.clock import Span
 from d3d.engine.metrics import drafter_passes
 from d3d.engine.round import Preparation, Readiness, Round
 from d3d.errors import InvalidRequest
+from d3d.inputs import read_json
 
 
 def chrome_trace(rounds: Sequence[Round], about: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -72,15 +72,7 @@ def read_trace(path: Path) -> list[Round]:
     """Read the rounds of a trace, in order. All drafter passes go to the first round with a
     preparation, since a trace does not say which round received them. Raises InvalidRequest if the
     file is missing, damaged, or not written by d3d."""
-    try:
-        trace = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InvalidRequest(
-            f"{path} is no JSON file, or a damaged one ({error}); write it again with `d3d "
-            "generate --trace`"
-        ) from error
+    trace = read_json(path, "`d3d generate --trace` writes such a file")
     return _TraceReader(path).rounds(trace)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from d3d.errors import CantWrite, InvalidRequest
 from d3d.files import FileKind, alone_with, explained, write_whole
+from d3d.inputs import read_object
 from d3d.json_text import to_json
 
 PARTIAL_SUFFIX = ".part"
@@ -43,10 +43,10 @@ def file_sha256(path: Path) -> str:
     stamp = [status.st_size, status.st_mtime_ns]
     memo = cache_root() / "hashes" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
     try:
-        remembered = json.loads(memo.read_text())
+        remembered = read_object(memo)
         if remembered["stamp"] == stamp:
             return str(remembered["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InvalidRequest, KeyError):
         pass  # not hashed before, or an unreadable note: hash it
     digest = hash_content(path)
     with suppress(CantWrite, InvalidRequest):  # an unwritable cache only costs time
@@ -97,11 +97,11 @@ def converted_directory(name: str, sha256: str) -> Path:
 def is_converted(directory: Path, sha256: str) -> bool:
     """True if the directory is a complete conversion of that content."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_object(directory / MANIFEST)
         return (manifest["format"], manifest["sha256"]) == (CONVERSION_FORMAT, sha256) and all(
             (directory / name).stat().st_size == size for name, size in manifest["files"].items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (InvalidRequest, OSError, KeyError, TypeError, AttributeError):
         return False
 
 

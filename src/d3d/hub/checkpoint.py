@@ -10,18 +10,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from d3d.errors import InvalidCheckpoint, first_problem
+from d3d.errors import InvalidCheckpoint
 from d3d.files import FileKind, new_directory
 from d3d.hub.card import CARD_FILE, CardFacts, drafter_card
 from d3d.hub.fingerprint import first_difference, tokenizer_fingerprint
@@ -32,7 +31,7 @@ from d3d.hub.open_model import (
     TargetModel,
     load_tokenizer,
 )
-from d3d.hub.terminal import refusing
+from d3d.inputs import read_json, read_object, validated
 from d3d.json_text import to_json
 from d3d.model.drafter import DrafterConfig, DrafterModel
 
@@ -126,8 +125,7 @@ def read_config(path: Path) -> CheckpointConfig:
     file = path / CONFIG_FILE
     if not file.is_file():
         raise InvalidCheckpoint(f"{path} is not a drafter: it holds no config.json")
-    with refusing(f"{file} is damaged", errors=(OSError, ValueError)):
-        content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file, "get the drafter again", InvalidCheckpoint)
     if not isinstance(content, dict) or content.get("model_type") != DRAFTER_TYPE:
         raise InvalidCheckpoint(
             f"{path} is not a d3d drafter but {_describe(content)}; train one with `d3d train`"
@@ -137,12 +135,8 @@ def read_config(path: Path) -> CheckpointConfig:
             f"{file} has format {content.get('format')}, "
             f"this version of d3d reads {FORMAT}; update d3d"
         )
-    try:
-        return CheckpointConfig.model_validate(content)
-    except ValidationError as error:
-        raise InvalidCheckpoint(
-            f"{file}: {first_problem(error)}; if a newer d3d wrote it, update d3d"
-        ) from error
+    advice = "if a newer d3d wrote it, update d3d"
+    return validated(CheckpointConfig, content, file, advice, InvalidCheckpoint)
 
 
 def is_causal_model(path: Path) -> bool:
@@ -152,8 +146,7 @@ def is_causal_model(path: Path) -> bool:
     file = path / "config.json"
     if not file.is_file():
         return False
-    with refusing(f"{file} is damaged", errors=(OSError, ValueError)):
-        content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file, kind=InvalidCheckpoint)
     is_ours = isinstance(content, dict) and content.get("model_type") == DRAFTER_TYPE
     return not is_ours and _describe(content).startswith("a plain")
 
@@ -179,9 +172,9 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """Provenance of the checkpoint in a directory, empty if it has none. Raises InvalidCheckpoint
     for a damaged file."""
     file = path / PROVENANCE
-    with refusing(f"{file} is damaged", "get the drafter again", (ValueError,)):
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return content if isinstance(content, dict) else {}
+    if not file.is_file():
+        return {}
+    return read_object(file, "get the drafter again", InvalidCheckpoint)
 
 
 def check_mask_token(config: DrafterConfig, model: TargetModel) -> None:

@@ -6,10 +6,9 @@ tokens go through them too."""
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -47,6 +46,7 @@ from d3d.hub.open_model import (
     open_model,
     read_tensors,
 )
+from d3d.inputs import read_object
 from d3d.json_text import to_json
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.linear import Linear
@@ -210,7 +210,7 @@ def _write_generation_config(
     """Write the base's generation config, or else the special tokens of its config; masks are never
     generated."""
     file = base.path / GENERATION_CONFIG
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    content = read_object(file, kind=InvalidCheckpoint) if file.is_file() else {}
     content.pop("_from_model_config", None)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         content.setdefault(name, getattr(hf_config, name, None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from d3d.hub.names import fetch_config, is_hub_id, resolve_model
 from d3d.hub.open_model import load_config
 from d3d.hub.presets import PRESETS, is_preset_file, read_preset
 from d3d.hub.terminal import quiet_transformers, refusing
+from d3d.inputs import input_path
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def footprint(source: str) -> Footprint:
     Raises InvalidCheckpoint, also for a preset that has not been fetched yet."""
     config = model_config(source)
     problem = f"{source} is not a causal language model that can be sized"
-    errors = ValueError, AttributeError, TypeError, ImportError
-    with refusing(problem, errors=errors):
+    with refusing(problem):
         with torch.device("meta"), quiet_transformers():
             model = AutoModelForCausalLM.from_config(config)
         head_dim = (
@@ -84,7 +83,7 @@ def footprint(source: str) -> Footprint:
 def model_config(source: str) -> Any:
     """The `transformers` config of a model by name, without fetching or reading weights. Raises
     InvalidCheckpoint."""
-    path = Path(source).expanduser()
+    path = input_path(source, InvalidCheckpoint)
     if source in PRESETS:
         directory = find_conversion(PRESETS[source].target)
         if directory is None:

@@ -25,7 +25,8 @@ from d3d.hub.cache import (
     write_manifest,
 )
 from d3d.hub.terminal import quiet_transformers, refusing, steps_bar
-from d3d.model.config import FAMILIES
+from d3d.inputs import validated
+from d3d.model.config import FAMILIES, DecoderSizes
 
 DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
 """Pre-tokenizers that split off single digits, then apply GPT-2's rule (llama.cpp,
@@ -54,6 +55,17 @@ HEAD_SIZES = ("rope.dimension_count", "embedding_length", "attention.head_count"
 
 ROPE_FREQS = "rope_freqs.weight"
 """Divisors of the frequencies, as for Llama 3.1."""
+
+
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+"""GGUF keys of sizes, without the family's name, and their names in a config.json."""
 
 
 def convert(path: Path) -> Path:
@@ -104,6 +116,9 @@ def _read_model(path: Path) -> Any:
     problem, advice = f"{path} can't be read as a GGUF model", "fetch it again, or use another one"
     with refusing(problem, advice):
         reader = GGUFReader(path)
+        family = _value(reader, "general.architecture")
+        sizes = {ours: _value(reader, f"{family}.{theirs}") for theirs, ours in SIZES.items()}
+    validated(DecoderSizes, sizes, path, kind=InvalidCheckpoint)  # before memory is allocated
     scaling = rotary_scaling(reader, path)
     # transformers' bar has no switch, hence the redirection; our bar keeps the real stream
     with refusing(problem, advice), redirect_stderr(io.StringIO()):

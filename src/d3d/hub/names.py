@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from d3d.errors import InvalidCheckpoint
+from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.hub.download import fetch, find_conversion
 from d3d.hub.gguf import convert
 from d3d.hub.presets import PRESETS, SHIPPED, Preset, is_preset_file, preset_path, read_preset
 from d3d.hub.terminal import first_line
+from d3d.inputs import input_path, read_object
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 SMALL_FILES = ["*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 
 
@@ -27,7 +27,7 @@ def resolve_model(source: str) -> Path:
     on standard error. Raises InvalidCheckpoint."""
     if source in PRESETS:
         return _preset_target(PRESETS[source])
-    path = Path(source).expanduser()
+    path = _path(source)
     if path.is_dir():
         return _checked_directory(path)
     if is_preset_file(source):
@@ -43,8 +43,8 @@ def resolve_model(source: str) -> Path:
     if is_hub_id(source):
         return _checked_directory(fetch_snapshot(source))
     raise InvalidCheckpoint(
-        f"no model {source!r}: it is no preset ({_preset_names()}), no directory, no .gguf file, "
-        "and no hub id (org/name)"
+        f"no model {source!r}: it is neither a directory, a .gguf file nor a hub id (org/name), "
+        f"and the presets are {_preset_names()}"
     )
 
 
@@ -63,7 +63,7 @@ def resolve_tokenizer(source: str) -> Path:
     """Like `resolve_model`, but the directory may lack the weights. Raises InvalidCheckpoint."""
     if is_preset_file(source):
         return resolve_tokenizer(read_preset(source).target)
-    if source not in PRESETS and is_hub_id(source) and not Path(source).expanduser().exists():
+    if source not in PRESETS and is_hub_id(source) and not _path(source).exists():
         return fetch_tokenizer(source)
     return resolve_model(source)
 
@@ -73,7 +73,7 @@ def resolve_drafter(source: str) -> Path:
     file), or a hub id. Raises InvalidCheckpoint."""
     if source in PRESETS:
         return PRESETS[source].drafter_directory()
-    path = Path(source).expanduser()
+    path = _path(source)
     if path.is_dir():
         return path
     if is_preset_file(source):
@@ -84,8 +84,8 @@ def resolve_drafter(source: str) -> Path:
     if is_hub_id(source):
         return fetch_snapshot(source)
     raise InvalidCheckpoint(
-        f"no drafter {source!r}: it is no directory, no preset ({_preset_names()}) and no hub id "
-        "(org/name)"
+        f"no drafter {source!r}: it is neither a directory nor a hub id (org/name), and the "
+        f"presets are {_preset_names()}"
     )
 
 
@@ -94,7 +94,7 @@ def drafter_of(source: str) -> Path | None:
     file; else None. Raises InvalidCheckpoint."""
     if source in PRESETS:
         return PRESETS[source].drafter_directory()
-    if not is_preset_file(source) or Path(source).expanduser().is_dir():
+    if not is_preset_file(source) or _path(source).is_dir():
         return None
     preset = read_preset(source)
     return drafter_of(preset.target) if preset.drafter is None else resolve_drafter(preset.drafter)
@@ -106,7 +106,11 @@ def is_here(source: str) -> bool:
         return find_conversion(PRESETS[source].target) is not None
     if is_preset_file(source) and preset_path(source).is_file():
         return is_here(read_preset(source).target)
-    return Path(source).expanduser().is_dir()
+    return _path(source).is_dir()
+
+
+def _path(source: str) -> Path:
+    return input_path(source, InvalidCheckpoint)
 
 
 def _preset_target(preset: Preset) -> Path:
@@ -162,9 +166,9 @@ def _download(source: str, patterns: list[str], suffices: Callable[[Path], bool]
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # OSError, ValueError, and whatever the hub's HTTP client raises
         raise InvalidCheckpoint(
-            f"could not get {source} from the hub, and it is not in the hub's cache: "
-            f"{first_line(error)}. Check the name, the network and, for a gated model, "
-            "`hf auth login`"
+            f"could not get {source} from the hub, it is not in the hub's cache, and it is no "
+            f"directory here: {first_line(error)}. Check the name, the network and, for a gated "
+            "model, `hf auth login`"
         ) from error
 
 
@@ -180,7 +184,7 @@ def _is_complete(directory: Path) -> bool:
     if not _has_tokenizer(directory) or (directory / "model.safetensors").is_file():
         return _has_tokenizer(directory)
     try:
-        index = json.loads((directory / "model.safetensors.index.json").read_text("utf-8"))
+        index = read_object(directory / "model.safetensors.index.json")
         return all((directory / shard).is_file() for shard in index["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (InvalidRequest, OSError, KeyError, TypeError, AttributeError):
         return False

@@ -21,6 +21,7 @@ from d3d.hub.checkpoint import (
     unpack,
 )
 from d3d.hub.open_model import (
+    CONFIG_FILE,
     WEIGHTS_FILE,
     OpenModel,
     TargetModel,
@@ -29,6 +30,7 @@ from d3d.hub.open_model import (
     open_model,
     read_tensors,
 )
+from d3d.inputs import within
 from d3d.model.drafter import DrafterConfig, DrafterModel
 from d3d.model.from_target import from_target
 from d3d.model.linear import pack_weights
@@ -45,7 +47,8 @@ def load_drafter(path: Path, target: TargetModel) -> DrafterModel:
     tokenizer than the target, or if its base can't be had."""
     config = read_config(path)
     check_tokenizer(path, target.tokenizer, target.source)
-    check_mask_token(config.drafter, target)
+    with within(path / CONFIG_FILE):
+        check_mask_token(config.drafter, target)
     model = from_target(_base(path, config, target), config.drafter)
     tensors, file = read_tensors(path), path / WEIGHTS_FILE
     if config.drafter.draft_vocabulary is not None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import (
@@ -24,19 +24,26 @@ from d3d.forks import prepare_for_forks
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import resolve_model
 from d3d.hub.terminal import quiet_transformers, refusing
-from d3d.model.config import DecoderConfig, decoder_config
+from d3d.inputs import read_object, validated, within
+from d3d.model.config import DecoderConfig, DecoderSizes, decoder_config
 from d3d.model.int8 import check_quantize
 from d3d.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS_FILE = "model.safetensors"
 DRAFTER_TYPE = "d3d_drafter"
 """`model_type` in the config.json of a drafter checkpoint."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+TOKEN_IDS: TypeAdapter[int | list[int] | None] = TypeAdapter(
+    Annotated[int, Field(strict=True)] | list[Annotated[int, Field(strict=True)]] | None
+)
 
 
 class TargetModel(Protocol):
@@ -123,10 +130,12 @@ def open_model(
     path = resolve_model(source).absolute()  # others load it again, perhaps from elsewhere
     hf_config = load_config(path)
     tokenizer = load_tokenizer(path)
-    config = decoder_config(hf_config, num_tokens(tokenizer))
+    with within(path / CONFIG_FILE):
+        config = decoder_config(hf_config, num_tokens(tokenizer))
     stored = read_tensors(path)
     fingerprint = weights_fingerprint(stored)
-    transformer = Transformer(config, stored, device=where, dtype=kind).eval()
+    with within(path):
+        transformer = Transformer(config, stored, device=where, dtype=kind).eval()
     known = range(config.num_tokens)
     ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
     return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
@@ -172,14 +181,15 @@ def _has_bfloat16(device: torch.device) -> bool:
 def load_config(path: Path) -> PretrainedConfig:
     """Config of the model in a directory. Raises InvalidCheckpoint if transformers can't read it,
     or if it is a drafter's."""
-    file = path / "config.json"
-    if _read_json(file).get("model_type") == DRAFTER_TYPE:
+    file = path / CONFIG_FILE
+    content = read_object(file, "fetch the model again", InvalidCheckpoint)
+    if content.get("model_type") == DRAFTER_TYPE:
         raise InvalidCheckpoint(
             f"{path} is a d3d drafter, which can't be a target; "
             "give it as the drafter, and its target as the target"
         )
-    errors = OSError, ValueError, KeyError, TypeError
-    with refusing(f"{file} can't be read", errors=errors), quiet_transformers():
+    validated(DecoderSizes, content, file, kind=InvalidCheckpoint)
+    with refusing(f"{file} can't be read"), quiet_transformers():
         config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
     return config
 
@@ -191,6 +201,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     with refusing(problem, "fetch the model again"), quiet_transformers():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, local_files_only=True
+        )
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise InvalidCheckpoint(
+            f"{path / 'tokenizer_config.json'}: model_max_length: {tokenizer.model_max_length!r} "
+            "is not a number"
         )
     if len(tokenizer) == 0:
         raise InvalidCheckpoint(
@@ -208,16 +223,25 @@ def eos_token_ids(
     path: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
     """Token ids that end an answer, as in transformers: those of generation_config.json. If it
-    names none, those of the config; else the tokenizer's. May be empty."""
-    generation = path / "generation_config.json"
-    for value in (
-        _read_json(generation).get("eos_token_id") if generation.is_file() else None,
-        getattr(config, "eos_token_id", None),
-        tokenizer.eos_token_id,
+    names none, those of the config; else the tokenizer's. May be empty. Raises
+    InvalidCheckpoint."""
+    generation, given = path / "generation_config.json", None
+    if generation.exists():
+        content = read_object(generation, "fetch it again", InvalidCheckpoint)
+        given = content.get("eos_token_id")
+    for file, value in (
+        (generation, given),
+        (path / CONFIG_FILE, getattr(config, "eos_token_id", None)),
+        (path, tokenizer.eos_token_id),
     ):
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if ids:
-            return frozenset(ids)
+        try:
+            ids = TOKEN_IDS.validate_python(value)
+        except ValidationError as error:
+            raise InvalidCheckpoint(
+                f"{file}: eos_token_id: {value!r} is neither a token id nor a list of them"
+            ) from error
+        if ids is not None and ids != []:
+            return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset()
 
 
@@ -234,8 +258,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 "only safetensors weights are supported"
             )
         return _read_file(path / WEIGHTS_FILE)
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
+    weight_map = read_object(index, "fetch it again", InvalidCheckpoint).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(shard, str) for shard in weight_map.values()
+    ):
         raise InvalidCheckpoint(f"{index} has no weight_map; fetch the model again")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
@@ -259,14 +285,6 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         safe_open(file, framework="pt") as archive,
     ):
         return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 - not a mapping
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    with refusing(f"{file} can't be read", "fetch it again", (OSError, ValueError)):
-        content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise InvalidCheckpoint(f"{file} must hold a JSON object; fetch it again")
-    return content
 
 
 def tensor_shapes(config: PretrainedConfig) -> dict[str, torch.Size]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from d3d.errors import InvalidCheckpoint, first_problem
+from d3d.errors import InvalidCheckpoint
 from d3d.files import FileKind, write_whole
+from d3d.inputs import MOST_THREADS, input_path, read_yaml, validated
 
 FORMAT: Literal[1] = 1
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -155,7 +156,7 @@ class PresetFile(BaseModel):
     dtype: str = "auto"
     quantize: str | None = None
     """Storage of the linear weights of target and drafter; None: as in `dtype`."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=MOST_THREADS)
     """Number of torch threads, for the whole process; None: torch's default."""
     mode: str
     tuned: Tuned | None = None
@@ -175,7 +176,9 @@ def is_preset_file(source: str) -> bool:
 def preset_path(source: str | Path) -> Path:
     """Path of a preset file, given its path or the name of a shipped one."""
     shipped = SHIPPED.get(str(source))
-    return Path(source).expanduser() if shipped is None else _package_path(shipped)
+    if shipped is None:
+        return input_path(source, InvalidCheckpoint)
+    return _package_path(shipped)
 
 
 def read_preset(path: str | Path) -> PresetFile:
@@ -183,13 +186,9 @@ def read_preset(path: str | Path) -> PresetFile:
 
     Raises InvalidCheckpoint that names the file and the key."""
     file = preset_path(path)
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InvalidCheckpoint(f"there is no preset file {file}; d3d tune writes one") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InvalidCheckpoint(f"preset {file} can't be read as YAML or JSON: {reason}") from error
+    if not file.exists():
+        raise InvalidCheckpoint(f"there is no preset file {file}; d3d tune writes one")
+    content = read_yaml(file, "a preset is YAML or JSON", InvalidCheckpoint)
     if not isinstance(content, dict):
         raise InvalidCheckpoint(f"preset {file} must hold keys and values")
     if content.get("format", FORMAT) != FORMAT:
@@ -197,11 +196,7 @@ def read_preset(path: str | Path) -> PresetFile:
             f"preset {file}: format: written by another version of d3d; "
             f"this one reads format {FORMAT}"
         )
-    try:
-        preset = PresetFile.model_validate(content)
-    except ValidationError as error:
-        problem = first_problem(error, PresetFile.model_fields)
-        raise InvalidCheckpoint(f"preset {file}: {problem}") from error
+    preset = validated(PresetFile, content, f"preset {file}", kind=InvalidCheckpoint)
     for name in ("target", "drafter"):
         value = getattr(preset, name)
         if value is not None and is_preset_file(value):
@@ -223,7 +218,7 @@ def _with_paths(preset: PresetFile, directory: Path) -> PresetFile:
     def path_of(value: str | None) -> str | None:
         if value is None or value in PRESETS:
             return value
-        path = directory / Path(value).expanduser()
+        path = input_path(directory / input_path(value, InvalidCheckpoint), InvalidCheckpoint)
         return str(path) if path.exists() else value
 
     return preset.model_copy(

@@ -87,6 +87,9 @@ def refusing(
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or its class name if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """First line of an error's message, with the next one if it ends in a colon; the class name if
+    there is no message, or only a key."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines or isinstance(error, KeyError):
+        return f"{type(error).__name__} {' '.join(lines)}".strip()
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -3,7 +3,6 @@ cached with their conditions (`d3d doctor` shows them)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -14,6 +13,7 @@ import torch
 from d3d.errors import D3DError
 from d3d.files import FileKind, Journal
 from d3d.hub.cache import cache_root
+from d3d.inputs import json_or_none
 from d3d.json_text import to_json
 from d3d.machine import processor, processor_model
 
@@ -77,10 +77,17 @@ def costs_journal() -> Journal:
 
 def read_costs(journal: Journal) -> list[dict[str, Any]]:
     """Read all entries, skipping damaged lines."""
-    entries = []
-    for _, line in journal.lines():
-        with suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                entries.append(entry)
-    return entries
+    entries = (json_or_none(line) for _, line in journal.lines())
+    return [entry for entry in entries if isinstance(entry, dict) and _is_sound(entry)]
+
+
+def _is_sound(entry: dict[str, Any]) -> bool:
+    """True if all costs are numbers, 0 or more, and rows are whole."""
+    about = {"date", "measured_on"}
+    costs = {name: value for name, value in entry.items() if name not in about}
+    return isinstance(entry.get("measured_on"), dict) and all(
+        not isinstance(value, bool)
+        and isinstance(value, int if name.endswith("rows") else int | float)
+        and (name.endswith("rows") <= value < float("inf"))
+        for name, value in costs.items()
+    )

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from d3d.errors import InvalidCheckpoint
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+Size = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
+
+
+class DecoderSizes(BaseModel):
+    """Sizes in a config.json, bounded before anything is allocated by them. `transformers` checks
+    the types of all fields, but no values."""
+
+    vocab_size: Size | None = None
+    hidden_size: Size | None = None
+    intermediate_size: Size | None = None
+    num_hidden_layers: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    num_attention_heads: Size | None = None
+    num_key_value_heads: Size | None = None
+    head_dim: Annotated[int, Field(strict=True, ge=2, le=1 << 16)] | None = None
+    max_position_embeddings: Annotated[int, Field(strict=True, ge=1, le=1 << 40)] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,8 @@ class DecoderConfig:
 
 def decoder_config(config: Any, num_tokens: int | None = None) -> DecoderConfig:
     """Shape of the decoder of a `transformers` config. num_tokens: ids that the tokenizer has; None
-    for all rows. Raises InvalidCheckpoint for features that our decoder would compute wrongly."""
+    for all rows. Raises InvalidCheckpoint for features that our decoder would compute wrongly, and
+    for impossible values."""
     if config.model_type not in FAMILIES:
         raise InvalidCheckpoint(
             f"model type {config.model_type!r} is not supported; "
@@ -65,6 +85,8 @@ def decoder_config(config: Any, num_tokens: int | None = None) -> DecoderConfig:
             f"{config.num_attention_heads} query heads can't share {num_kv_heads} key-value heads "
             "evenly"
         )
+    if not 0 <= config.rms_norm_eps < 1:
+        raise InvalidCheckpoint(f"rms_norm_eps: {config.rms_norm_eps} is not within 0 and 1")
     inv_freq, rope_scale = _rotary(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if 2 * len(inv_freq) != head_dim:
@@ -111,5 +133,11 @@ def _rotary(config: Any) -> tuple[Tensor, float]:
         raise InvalidCheckpoint(
             f"rotary variant {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
         )
-    rotary = LlamaRotaryEmbedding(config=config)
-    return rotary.inv_freq.to(torch.float64), float(rotary.attention_scaling)
+    try:
+        rotary = LlamaRotaryEmbedding(config=config)
+        inv_freq, scale = rotary.inv_freq.to(torch.float64), float(rotary.attention_scaling)
+    except Exception as error:  # of any kind: transformers computes with unchecked values
+        raise InvalidCheckpoint(f"rope_parameters: {type(error).__name__}: {error}") from error
+    if not inv_freq.isfinite().all() or not math.isfinite(scale):
+        raise InvalidCheckpoint("rope_parameters: they make rotary frequencies that are not finite")
+    return inv_freq, scale

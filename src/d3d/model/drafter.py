@@ -38,7 +38,7 @@ class DeltaConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rank: int = Field(ge=1)
+    rank: int = Field(ge=1, le=1 << 16)
     scope: DeltaScope = "slots"
     """`slots`: clean tokens keep the base model's weights. `all`: the deltas act on every row."""
     matrices: tuple[Matrix, ...] = Field(("qkv", "out", "gate_up", "down"), min_length=1)
@@ -76,7 +76,7 @@ class DrafterConfig(BaseModel):
     """Number of tokens that can be drafted, and so of logits computed for a slot (FR-Spec, arXiv
     2502.14856); None: all. Fused mode always has all of them, since it shares the target's
     logits."""
-    previous_token_width: int | None = Field(None, ge=1)
+    previous_token_width: int | None = Field(None, ge=1, le=1 << 16)
     """Inner width of the previous-token head; None: no head, so a slot's logits do not depend on
     the tokens drafted before it."""
 

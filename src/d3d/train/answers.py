@@ -17,6 +17,7 @@ from d3d.engine.request import Request, new_request
 from d3d.engine.sampling import SamplingParams, sample_match
 from d3d.errors import InvalidRequest
 from d3d.hub.open_model import OpenModel
+from d3d.inputs import input_path, refuse_packed
 from d3d.target.native import NativeTarget
 from d3d.text.answers import decode_answer
 from d3d.text.prompts import encode_chat, heeds_thinking
@@ -179,7 +180,11 @@ class CorpusPlan:
     shard_answers: int | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest for options that contradict each other."""
+        """Raise InvalidRequest for options that contradict each other, and for names that no file
+        can have."""
+        refuse_packed(self.corpus)
+        for source in (*self.prompts, *self.exclude):
+            input_path(source)
         if not self.prompt_options.suffix and self.prompt_options.suffix_share != 1.0:
             raise InvalidRequest(
                 "--suffix-share says how many prompts get the suffix; give one with --suffix"

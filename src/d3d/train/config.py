@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from d3d.errors import InvalidRequest, first_problem
+from d3d.inputs import read_yaml
 from d3d.model.drafter import Alignment, DeltaConfig, DrafterConfig
 from d3d.model.masks.rules import BlockAttention
 from d3d.train.losses import Weighting
@@ -185,10 +185,9 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
 
 def read_run_config(path: Path) -> RunConfig:
     """Read a configuration file (YAML). Raises InvalidRequest that names the key."""
+    content = read_yaml(path)
     try:
-        return RunConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidRequest(f"{path} can't be read: {error}") from error
+        return RunConfig.model_validate({} if content is None else content)
     except ValidationError as error:
         sections = [name for name in error.errors()[0]["loc"][:-1] if name in SECTIONS]
         section = SECTIONS[sections[-1]] if sections else RunConfig

@@ -10,7 +10,6 @@ corpus is continued."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -19,6 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from d3d.errors import InvalidCheckpoint, InvalidRequest, first_problem
 from d3d.files import FileKind, Journal
+from d3d.inputs import parse_json, refuse_packed
 from d3d.train.top_logits import TopLogits, TopReference, read_top_logits
 
 TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
@@ -53,12 +53,18 @@ class Sample(NamedTuple):
 SAMPLE = TypeAdapter(Sample)
 
 
-def read_corpus(path: Path, tokenizer_fingerprint: str | None = None) -> list[Sample]:
+def read_corpus(
+    path: Path, tokenizer_fingerprint: str | None = None, vocab_size: int | None = None
+) -> list[Sample]:
     """All samples, in the order in which they were written, without those that a later one
-    replaces. Raises InvalidRequest for a missing or
-    malformed corpus, InvalidCheckpoint if it was written with another tokenizer."""
+    replaces. Raises InvalidRequest for a missing or malformed corpus, InvalidCheckpoint if it was
+    written with another tokenizer.
+
+    vocab_size: of the model that reads the token ids; None: any id is accepted."""
     samples = [
-        sample for file in corpus_files(path) for sample in _samples(file, tokenizer_fingerprint)
+        sample
+        for file in corpus_files(path)
+        for sample in _samples(file, tokenizer_fingerprint, vocab_size)
     ]
     last = {
         answer_key(sample.prompt_ids, sample.temperature): number
@@ -74,6 +80,7 @@ def read_corpus(path: Path, tokenizer_fingerprint: str | None = None) -> list[Sa
 
 def corpus_files(path: Path) -> list[Path]:
     """Files of a corpus: `path` itself, or those in it. Raises InvalidRequest if there are none."""
+    refuse_packed(path)
     files = sorted(path.glob(SHARDS)) if path.is_dir() else [path] if path.is_file() else []
     if not files:
         raise InvalidRequest(f"{path}: no such corpus; make one with `d3d data`")
@@ -83,12 +90,8 @@ def corpus_files(path: Path) -> list[Path]:
 def corpus_identity(file: Path) -> dict[str, Any]:
     """Writer of a corpus file, from its first line. Raises InvalidRequest if that is not one."""
     number, line = next(Journal(file, CORPUS).lines(), (1, ""))
-    try:
-        identity = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"{file}, line {number}: not JSON ({error}); the first line of a corpus is its manifest"
-        ) from error
+    advice = "the first line of a corpus is its manifest"
+    identity = parse_json(line, f"{file}, line {number}", advice)
     if not isinstance(identity, dict) or not isinstance(identity.get("tokenizer"), str):
         raise InvalidRequest(
             f"{file}, line {number}: not a corpus manifest; make a corpus with `d3d data`"
@@ -123,7 +126,9 @@ def lines_of(path: Path, samples: Iterable[Sample]) -> list[str]:
     return found
 
 
-def _samples(file: Path, tokenizer_fingerprint: str | None) -> Iterator[Sample]:
+def _samples(
+    file: Path, tokenizer_fingerprint: str | None, vocab_size: int | None
+) -> Iterator[Sample]:
     written_with = corpus_identity(file)["tokenizer"]
     if tokenizer_fingerprint not in (None, written_with):
         raise InvalidCheckpoint(
@@ -137,4 +142,10 @@ def _samples(file: Path, tokenizer_fingerprint: str | None) -> Iterator[Sample]:
             sample = SAMPLE.validate_json(line)
         except ValidationError as error:
             raise InvalidRequest(f"{file}, line {number}: {first_problem(error)}") from error
+        largest = max(sample.token_ids, default=0)
+        if vocab_size is not None and largest >= vocab_size:
+            raise InvalidRequest(
+                f"{file}, line {number}: token id {largest}, but the model has embeddings for ids "
+                f"below {vocab_size}; write the corpus again"
+            )
         yield sample if sample.top is None else sample._replace(top=sample.top.beside(file))

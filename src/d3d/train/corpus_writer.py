@@ -8,7 +8,6 @@ answers are usable without it."""
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from d3d.errors import InvalidCheckpoint, InvalidRequest
 from d3d.files import CONTINUED, Alone, FileKind, Journal, alone_in, alone_with, write_whole
 from d3d.hub.fingerprint import tokenizer_fingerprint
 from d3d.hub.open_model import OpenModel
+from d3d.inputs import read_object
 from d3d.json_text import to_json
 from d3d.train.corpus import (
     CORPUS,
@@ -243,11 +243,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_object(path)
+    except InvalidRequest as error:
         print(f"d3d: {path} is torn and is started anew ({error})", file=sys.stderr)
         return {}
-    return manifest if isinstance(manifest, dict) else {}
 
 
 def _key(sample: Sample) -> bytes:

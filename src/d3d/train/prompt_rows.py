@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d3d.errors import InvalidRequest, MissingExtra
+from d3d.inputs import input_path, parse_json
 from d3d.json_text import to_json
 from d3d.text.prompts import check_unicode
 from d3d.train.evaluation_sets import without_formats, words
@@ -93,12 +93,19 @@ def read_rows(spec: str) -> PromptRows:
     spec: a file of JSON lines (.gz too) or of one JSON array (.json); a .parquet file or a
     directory that `datasets` reads; or a data set of the hub, ORG/NAME[@REVISION][:CONFIG][:SPLIT].
     SPLIT may be a slice like `train[:1000]` and defaults to `train`; a directory takes one too.
-    Raises InvalidRequest, with the line, for what is missing or malformed, and MissingExtra if
-    `datasets` is not installed."""
-    path = Path(spec).expanduser()
+    Raises InvalidRequest, with the line, for what is missing or malformed, or if there is no row,
+    and MissingExtra if `datasets` is not installed."""
+    source = _read_rows(spec)
+    if not source.rows:
+        raise InvalidRequest(f"{spec}: it holds no prompt")
+    return source
+
+
+def _read_rows(spec: str) -> PromptRows:
+    path = input_path(spec)
     if path.is_file():
         return _parquet(spec, path) if path.suffix == ".parquet" else _json_file(spec, path)
-    if path.is_dir() or Path(spec.split(":")[0]).expanduser().is_dir():
+    if path.is_dir() or input_path(spec.split(":")[0]).is_dir():
         directory, *split = [spec] if path.is_dir() else spec.split(":")
         return _data_set(spec, Path(directory).expanduser(), split=split[0] if split else None)
     hub = HUB_NAME.fullmatch(spec)
@@ -137,10 +144,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{where}: not JSON ({error})") from error
+    return parse_json(text, where)
 
 
 def _parquet(spec: str, path: Path) -> PromptRows:

@@ -151,6 +151,10 @@ def draw_prompts(
     if drawn.evaluation.counts and options.evaluation_prompts == "refuse":
         raise InvalidRequest(_refusal(drawn.evaluation))
     drawn.prompts = list(chosen.values())
+    if not drawn.prompts:
+        raise InvalidRequest(
+            "; ".join([f"{', '.join(specs)}: no prompt is left to answer", *drawn.left_out.lines()])
+        )
     return drawn
 
 

@@ -15,15 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from d3d.errors import CantWrite, D3DError, InvalidCheckpoint, InvalidRequest, MissingExtra
 from d3d.files import FileKind, Journal, alone_in, restore_interrupted
-from d3d.hub.checkpoint import CONFIG_FILE, DRAFTER, check_mask_token, read_provenance, save_drafter
+from d3d.hub.checkpoint import (
+    CONFIG_FILE,
+    DRAFTER,
+    PROVENANCE,
+    check_mask_token,
+    save_drafter,
+)
 from d3d.hub.fingerprint import first_difference
 from d3d.hub.names import resolve_drafter
 from d3d.hub.open_drafter import start_from
 from d3d.hub.open_model import OpenModel
+from d3d.inputs import read_object, validated
 from d3d.json_text import to_json
 from d3d.model.drafter import DrafterModel
 from d3d.model.from_target import from_target
@@ -324,15 +332,27 @@ def check_author(author: Author, base: OpenModel, samples: list[Sample]) -> None
         )
 
 
+class Measured(BaseModel, extra="allow"):
+    """Held-out figures of a checkpoint."""
+
+    acceptance_length: float = Field(ge=0, allow_inf_nan=False)
+
+
+class BestCheckpoint(BaseModel, extra="allow"):
+    """Provenance of the best checkpoint, as far as a run that goes on needs it."""
+
+    measured: Measured
+
+
 def _measured(checkpoint: Path) -> float:
     """Acceptance length of the best checkpoint, from its provenance; 0 if there is none. Raises
     InvalidRequest if it is damaged."""
     if not checkpoint.is_dir():
         return 0.0
-    try:
-        return float(read_provenance(checkpoint)["measured"]["acceptance_length"])
-    except (InvalidCheckpoint, KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"{checkpoint} does not say what it measured ({error}), so it can't be compared; move "
-            "it out of the directory, and the next measurement makes a new one"
-        ) from error
+    advice = (
+        "so the checkpoint can't be compared; move it out of the directory, and the next "
+        "measurement makes a new one"
+    )
+    file = checkpoint / PROVENANCE
+    content = read_object(file, advice)
+    return validated(BestCheckpoint, content, file, advice).measured.acceptance_length

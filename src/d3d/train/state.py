@@ -4,17 +4,18 @@ share them."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from d3d.errors import InvalidRequest
+from d3d.errors import InvalidRequest, first_problem
 from d3d.files import CONTINUED, PARTIAL_SUFFIX, FileKind, explained
+from d3d.inputs import read_json
 from d3d.json_text import to_json
 
 IDENTITY = {
@@ -74,7 +75,7 @@ def read_file(path: Path, device: torch.device | str) -> dict[str, Any]:
     return state
 
 
-def _damaged(path: Path, error: BaseException) -> InvalidRequest:
+def _damaged(path: Path, error: object) -> InvalidRequest:
     return InvalidRequest(
         f"{path} is damaged, or not the state of a run ({error}); move it away to start again"
     )
@@ -140,7 +141,9 @@ def write_progress(directory: Path, progress: RunProgress) -> None:
 
 def read_progress(directory: Path) -> RunProgress:
     """Progress stored beside the parts. Raises InvalidRequest if it is damaged."""
+    file = directory / PROGRESS_FILE
+    content = read_json(file, "remove the directory to start again")
     try:
-        return RunProgress(**json.loads((directory / PROGRESS_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise _damaged(directory, error) from error
+        return TypeAdapter(RunProgress).validate_python(content)
+    except ValidationError as error:
+        raise _damaged(file, first_problem(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from d3d.engine.trace import chrome_trace
 from d3d.errors import InvalidRequest
 from d3d.lab.plan.estimates import fused_rounds, hit_rates, recall_of, split_budget
 from d3d.lab.plan.simulate import serial
-from d3d.lab.plan.trace import Trace, of_histogram, of_mean, read_trace
+from d3d.lab.plan.trace import MODELLED_ROUNDS, Trace, of_histogram, of_mean, read_trace
 from lab.plan.test_simulate import FixedCosts
 
 
@@ -38,6 +39,25 @@ def test_a_mean_that_can_not_be_is_refused(mean: float, width: int) -> None:
 def test_a_histogram_that_can_not_be_is_refused(histogram: list[int]) -> None:
     with pytest.raises(InvalidRequest, match="histogram"):
         of_histogram(histogram, source="x")
+
+
+def test_counts_of_a_histogram_are_weights() -> None:
+    """The rounds that are modelled stay few, in the given proportions."""
+    for histogram in ([1_000_000, 500_000], [10**12, 0, 10**12], [7, 900_000, 10, 300_000]):
+        trace = of_histogram(histogram, source="x")
+        assert len(trace.rounds) == MODELLED_ROUNDS
+        exact = 1 + sum(k * count for k, count in enumerate(histogram)) / sum(histogram)
+        assert trace.acceptance_length == pytest.approx(exact, abs=len(histogram) / MODELLED_ROUNDS)
+    assert of_histogram([3, 2], source="x").histogram == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: of_mean(2.0, 10**9), lambda: of_histogram([1] * 2000, source="x")],
+)
+def test_drafts_beyond_any_block_are_refused(make: Callable[[], Trace]) -> None:
+    with pytest.raises(InvalidRequest, match=r"draft length: .* is not within 1 and"):
+        make()
 
 
 def test_shorter_drafts_keep_their_own_tokens_at_most() -> None:

@@ -96,6 +96,15 @@ PEERS: dict[str, PeerSpec] = {
     "llama_cpp": PeerSpec(_llama_cpp, drafts=False, is_plain=True),
 }
 
+USERS = {
+    "draft_model": ("draft_model", "transformers_assistant"),
+    "assistant": ("transformers_assistant",),
+    "gguf": ("llama_cpp",),
+    "server_url": ("server",),
+    "server_model": ("server",),
+}
+"""Options, and the methods that use them."""
+
 NAMES: tuple[str, ...] = (*OWN, *PEERS)
 
 
@@ -124,6 +133,19 @@ def check_names(names: Sequence[str], temperature: float) -> None:
             raise InvalidRequest(
                 f"method {name}: other programs sample with other noise, so peers are compared "
                 "greedily; use temperature 0"
+            )
+
+
+def check_options(names: Sequence[str], options: MethodOptions) -> None:
+    """Raises InvalidRequest for an option that is empty, or that none of the methods uses."""
+    for name, users in USERS.items():
+        value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
+        if value is not None and not value.strip():
+            raise InvalidRequest(f"{flag} is empty; name something, or leave it out")
+        if value is not None and not {*users} & {*names}:
+            raise InvalidRequest(
+                f"{flag} is for method {' or '.join(users)}; add it with --method, or leave {flag} "
+                "out"
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from d3d.engine.round import Round
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, write_whole
+from d3d.inputs import read_object, validated
 from d3d.json_text import to_json
 from d3d.lab.bench.metrics import RowGroup, further_time, grouped
 from d3d.lab.bench.rows import ROWS, ROWS_FILE, Row, read_rows
@@ -34,6 +36,56 @@ BUSY_LOAD = 0.5
 """Load of other work at the start of a run, in cores, above which its times are doubtful."""
 
 RUN = FileKind("the provenance of a benchmark", ("format", "fixed", "sets", "sessions"))
+
+
+class Fixed(BaseModel, extra="allow"):
+    """Settings that stay the same within a run, as far as reports use them."""
+
+    target: str
+    dtype: str
+    device: str
+    threads: int
+    temperature: float
+    ignore_eos: bool
+    quantize: str | None = None
+
+
+class AskedSet(BaseModel, extra="allow"):
+    """A set of prompts."""
+
+    title: str
+    sha256: str
+    asked: int
+    available: int
+
+
+class MachineLoad(BaseModel, extra="allow"):
+    """The machine when a command began."""
+
+    processor: str
+    cores: int | None
+    threads: int
+    gpus: list[str]
+    load_at_start: float | None
+
+
+class Session(BaseModel, extra="allow"):
+    """One run of the command."""
+
+    command: list[str]
+    date: str
+    versions: dict[str, str]
+    machine: MachineLoad
+    methods: dict[str, dict[str, Any]]
+
+
+class Provenance(BaseModel, extra="allow"):
+    """Content of the file, checked before anything reads it."""
+
+    fixed: Fixed
+    sets: dict[str, AskedSet]
+    sessions: list[Session] = Field(min_length=1)
+
 
 RowGroups = dict[RowGroup, list[Row]]
 
@@ -91,20 +143,18 @@ def sets_of(groups: Iterable[RowGroup]) -> list[str]:
 def read_provenance(directory: Path) -> dict[str, Any]:
     """Raises InvalidRequest if it is missing or damaged."""
     file = directory / PROVENANCE_FILE
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise InvalidRequest(
-                f"{file}: written by another version of d3d (format {content['format']}); "
-                "run the benchmark again"
-            )
-        return content
-    except FileNotFoundError as error:
+    if not file.exists():
         raise InvalidRequest(
             f"{directory} holds no {PROVENANCE_FILE}; give the directory of a benchmark run"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{file} can't be read ({error}); run the benchmark again") from error
+        )
+    advice = "run the benchmark again"
+    content = read_object(file, advice)
+    if content.get("format") != FORMAT:
+        raise InvalidRequest(
+            f"{file}: written by another version of d3d (format {content.get('format')}); {advice}"
+        )
+    validated(Provenance, content, file, advice)
+    return content
 
 
 def begin(

@@ -3,7 +3,6 @@ machine that changes meanwhile changes all of them."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,12 +19,14 @@ from d3d.errors import InvalidRequest
 from d3d.files import FileKind, Journal, alone_with
 from d3d.forks import set_num_threads
 from d3d.hub.fingerprint import weights_fingerprint
+from d3d.inputs import MOST_THREADS, json_or_none
 from d3d.json_text import to_json
 from d3d.lab.plan.probes import Probes, TimedPass, can_fuse, native
 from d3d.lab.plan.profile import PROFILE, MemoryUse, ModelFacts, Profile, ProfileRun, point
 from d3d.lab.plan.roofline import DecoderShape
 from d3d.machine import PeakMemory, machine, processor, versions
 from d3d.methods.async_.config import DEFAULT_OUTCOMES
+from d3d.methods.async_.outcomes import MOST_OUTCOMES
 from d3d.methods.async_.placement import PLACEMENTS, check_placement, default_placement
 from d3d.methods.fused.rows import BUDGETS
 from d3d.model.from_target import clean_rows_are_of
@@ -34,6 +35,9 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Draft lengths measured by default, up to the drafter's block size."""
 PACKED_DRAFT_LENGTH = 5
 """Draft length of packed passes and of async mode, beside the longest; shorter if need be."""
+
+
+MOST_REPEATS = 1000
 
 
 @dataclass(frozen=True)
@@ -52,26 +56,26 @@ class Grid:
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
-        for name, values in (
-            ("context", self.contexts),
-            ("draft length", self.draft_lengths),
-            ("outcomes", self.outcomes),
+        for name, values, most in (
+            ("context", self.contexts, None),
+            ("draft length", self.draft_lengths, None),
+            ("outcomes", self.outcomes, MOST_OUTCOMES),
+            ("threads", self.threads, MOST_THREADS),
+            ("repeats", (self.repeats,), MOST_REPEATS),
         ):
-            if any(value < 1 for value in values) or (not values and name != "draft length"):
-                given = ", ".join(map(str, values)) or "nothing"
-                raise InvalidRequest(f"{name}: {given} can't be measured; give numbers from 1 on")
+            wrong = [value for value in values if not 1 <= value <= (most or value)]
+            if wrong or (not values and name in ("context", "outcomes")):
+                given = ", ".join(map(str, wrong)) or "nothing"
+                numbers = "from 1 on" if most is None else f"from 1 to {most}"
+                raise InvalidRequest(f"{name}: {given} can't be measured; give numbers {numbers}")
         if min(self.contexts) < 2:
             raise InvalidRequest(
                 "context: a pass needs an anchor and a token before it; give 2 or more"
             )
-        if any(count < 1 for count in self.threads):
-            raise InvalidRequest(f"threads: {min(self.threads)} is not a number of threads")
         if self.placement not in (None, *PLACEMENTS):
             raise InvalidRequest(
                 f"placement: {self.placement!r} is not one of {', '.join(PLACEMENTS)}"
             )
-        if self.repeats < 1:
-            raise InvalidRequest(f"repeats: {self.repeats} measures nothing")
 
 
 SAMPLES = FileKind("samples of a profile", ("settings",))
@@ -86,10 +90,10 @@ class Samples:
         SAMPLES.check(path)
         self._seconds: dict[str, list[float]] = {}
         try:
-            rows = [json.loads(line) for _, line in self._journal.lines()]
+            rows = [json_or_none(line) for _, line in self._journal.lines()]
             before = rows[0]["settings"] if rows else settings
             self._seconds = {to_json(row["key"]): row["seconds"] for row in rows[1:]}
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise InvalidRequest(
                 f"{path} is damaged ({error}); remove it to measure from the start"
             ) from error
@@ -242,7 +246,8 @@ def grid_passes(model: Model, grid: Grid) -> Iterator[TimedPass]:
     if max(grid.contexts) > room:
         raise InvalidRequest(
             f"context: {max(grid.contexts)} leaves no room for passes in "
-            f"{model.parts.target.max_length} tokens; at most {room}"
+            f"{model.parts.target.max_length} tokens; "
+            + (f"at most {room}" if room > 1 else "take fewer --repeats, or a shorter draft")
         )
     for context in grid.contexts:
         for rows in sorted({1, *(length + 1 for length in lengths)}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,10 +14,14 @@ from d3d.lab.plan.simulate import Modelled, asynchronous, fused, plain, serial
 from d3d.lab.plan.trace import Trace
 from d3d.methods.async_.config import DEFAULT_OUTCOMES
 from d3d.methods.async_.outcomes import MOST_OUTCOMES
+from d3d.methods.base import MOST_TOKENS
 from d3d.methods.fused.rows import BUDGETS as ROW_BUDGETS
 
 LEAST_GAIN = 0.01
 """Changes that gain less are not advised."""
+
+LENGTHS = (*range(1, 33), 48, 64, 96, 128, 192, 256, 384, 512, 768)
+"""Draft lengths to try."""
 
 OUTCOME_BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -42,10 +47,9 @@ class Scenario:
             raise InvalidRequest(f"outcomes: {self.outcomes} is not within 1 and {MOST_OUTCOMES}")
         if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
             raise InvalidRequest(f"hit rate: {self.hit_rate:g} is not within 0 and 1")
-        if self.fused_rows is not None and self.fused_rows < 2:
+        if self.fused_rows is not None and not 2 <= self.fused_rows <= MOST_TOKENS:
             raise InvalidRequest(
-                f"rows: {self.fused_rows} leaves no room for a slot beside the anchor; give 2 or "
-                "more"
+                f"rows: {self.fused_rows} is not within 2 (the anchor and a slot) and {MOST_TOKENS}"
             )
 
     @property
@@ -151,7 +155,7 @@ def _changes(
     """Each change, what it makes of the scenario, and its proviso."""
     trace = scenario.trace
     if scenario.costs.has_drafter and trace.mode != "fused":
-        for length in range(1, trace.draft_length):
+        for length in itertools.takewhile(lambda length: length < trace.draft_length, LENGTHS):
             shorter = replace(scenario, trace=trace.shortened(length))
             yield f"draft {length} tokens a round", shorter, ""
     if scenario.hit_rate is None and (trace.recall or trace.hits_by_budget):

@@ -19,6 +19,16 @@ SHARES_OF_LAYERS = (0.875, 0.75, 0.5)
 """Thinner drafters to try: an eighth less, a quarter, a half."""
 
 
+OF_DATASHEET = {
+    "devices": "--devices",
+    "target": "--target",
+    "drafter": "--drafter",
+    "reached": "--bandwidth-share, --arithmetic-share, --overhead-ms, --switch-ms",
+}
+OF_PROFILE = {"dtype": "--dtype", "threads": "--threads"}
+"""Fields that mean nothing with the other source, and their options."""
+
+
 @dataclass(frozen=True)
 class CostSource:
     """A user's choice of either a profile or a data sheet."""
@@ -39,6 +49,12 @@ class CostSource:
             raise InvalidRequest(
                 "give --profile FILE, as d3d profile writes it, or --datasheet NAME, one of the two"
             )
+        unused, source = OF_DATASHEET, "--datasheet"
+        if self.profile is None:
+            unused, source = OF_PROFILE, "--profile"
+        for name, options in unused.items():
+            if getattr(self, name) != getattr(CostSource(), name):
+                raise InvalidRequest(f"{options}: for {source} only; leave it out")
         self.thinner()
         if self.profile is None:
             self._computed()
@@ -58,14 +74,13 @@ class CostSource:
         """Fewer layers for the drafter, and the cost of its passes over their cost now."""
         if self.profile is None:
             shape = find_model(self.drafter)
-            layers = self.kept_layers or shape.num_layers
+            layers = shape.num_layers if self.kept_layers is None else self.kept_layers
             return _fewer(layers, lambda kept: shape.thinned(kept).read_parameters)
         facts = self._profile.drafter
         if facts is None:
             return []
-        return _fewer(
-            self.kept_layers or facts.num_layers, lambda kept: thinned_factor(facts, kept)
-        )
+        layers = facts.num_layers if self.kept_layers is None else self.kept_layers
+        return _fewer(layers, lambda kept: thinned_factor(facts, kept))
 
     def scenario(
         self,
@@ -95,8 +110,8 @@ class CostSource:
             computed = self._computed()
             return computed, computed.contention, computed.num_devices > 1
         recorded = trace.measured
-        dtype = self.dtype or (recorded.dtype if recorded else None)
-        threads = self.threads or (recorded.threads if recorded else None)
+        dtype = recorded.dtype if self.dtype is None and recorded else self.dtype
+        threads = recorded.threads if self.threads is None and recorded else self.threads
         measured = ProfileCosts(self._profile.run(dtype, threads))
         contention = measured.contention() or ONE_DEVICE  # assume the worst if it is unknown
         if self.kept_layers is None or self._profile.drafter is None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, Field
 
 from d3d.engine import metrics
 from d3d.engine.round import Round
 from d3d.engine.trace import read_trace as read_timeline
 from d3d.errors import InvalidRequest
+from d3d.inputs import json_or_none, read_text, validated
+from d3d.methods.base import MOST_TOKENS
 
 MODELLED_MODES = ("plain", "serial", "fused", "async")
+
+MODELLED_ROUNDS = 2000
+"""Most rounds to model of a histogram, which takes about a second."""
 
 DEFAULT_CONTEXT = 256
 """Committed tokens before a round if the trace does not say."""
@@ -133,18 +140,40 @@ def bare_round(draft_length: int, num_accepted: int, num_committed: int, **field
 def of_histogram(
     histogram: Sequence[int], *, source: str, mode: str = "serial", context: int = DEFAULT_CONTEXT
 ) -> Trace:
-    """Rounds in an arbitrary order, always the same. histogram: rounds by num_accepted, from 0.
-    Raises InvalidRequest."""
+    """Rounds in an arbitrary order, always the same. histogram: rounds by num_accepted, from 0;
+    only the proportions of large counts matter. Raises InvalidRequest."""
     if len(histogram) < 2 or min(histogram) < 0 or not sum(histogram):
         raise InvalidRequest(
             f"{source}: a histogram counts rounds that kept 0, 1, ... tokens: two numbers or more, "
             "not all 0"
         )
-    kept = [place for place, count in enumerate(histogram) for _ in range(count)]
-    random.Random(0).shuffle(kept)
     width = len(histogram) - 1
+    _check_length(width)
+    kept = _shuffled(scaled(histogram, MODELLED_ROUNDS))
     rounds = (TracedRound(bare_round(width, count, count + 1), context) for count in kept)
     return Trace(source, mode, width, tuple(rounds))
+
+
+def scaled(histogram: Sequence[int], most: int) -> list[int]:
+    """The histogram as it is, or in the same proportions with a sum of `most` if that is less: the
+    share of rounds that kept k tokens or more is right to within half a round of these."""
+    total = sum(histogram)
+    if total <= most:
+        return list(histogram)
+    marks = [round(most * reached / total) for reached in itertools.accumulate(histogram)]
+    return [after - before for before, after in itertools.pairwise([0, *marks])]
+
+
+def _shuffled(histogram: Sequence[int]) -> list[int]:
+    """Kept tokens of each round, in an order that is always the same."""
+    kept = [place for place, count in enumerate(histogram) for _ in range(count)]
+    random.Random(0).shuffle(kept)
+    return kept
+
+
+def _check_length(draft_length: int) -> None:
+    if not 1 <= draft_length <= MOST_TOKENS:
+        raise InvalidRequest(f"draft length: {draft_length} is not within 1 and {MOST_TOKENS}")
 
 
 def of_mean(
@@ -162,6 +191,7 @@ def of_mean(
             f"acceptance length: {acceptance_length:g} is impossible with drafts of "
             f"{draft_length}; a round commits from 1 to {draft_length + 1} tokens"
         )
+    _check_length(draft_length)
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -185,18 +215,14 @@ def read_trace(path: Path) -> Trace:
 
 
 def _read(path: Path) -> Trace:
-    record = _read_json(path)
-    try:
-        if "traceEvents" in record:
-            return _of_timeline(read_timeline(path), record.get("otherData") or {}, str(path))
-        if "usage" in record and "timing" in record:
-            return _of_answer(record, str(path))
-        if "num_accepted_histogram" in record:
-            return _of_evaluation(record, str(path))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InvalidRequest(
-            f"{path}: a damaged trace ({type(error).__name__}: {error}); record it again"
-        ) from error
+    record, advice = _read_json(path), "record it again"
+    if "traceEvents" in record:
+        about = validated(_RunNotes, record.get("otherData") or {}, path, advice)
+        return _of_timeline(read_timeline(path), about, str(path))
+    if "usage" in record and "timing" in record:
+        return _of_answer(validated(_Answer, record, path, advice), str(path))
+    if "num_accepted_histogram" in record:
+        return _of_evaluation(validated(_Evaluation, record, path, advice), str(path))
     raise InvalidRequest(
         f"{path}: no rounds in it; give a file of d3d generate --json, d3d generate --trace or "
         "d3d evaluate, or a benchmark's directory"
@@ -205,34 +231,79 @@ def _read(path: Path) -> Trace:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The JSON object of a file, or of its last line that has one. Raises InvalidRequest."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} can't be read: {error}") from error
+    text = read_text(path)
     for part in (text, *reversed(text.splitlines())):
-        try:
-            record = json.loads(part)
-        except ValueError:
-            continue
+        record = json_or_none(part)
         if isinstance(record, dict):
             return record
     raise InvalidRequest(f"{path}: it holds no JSON object")
 
 
-def _of_answer(record: dict[str, Any], source: str) -> Trace:
-    usage, speculation = record["usage"], record["speculation"]
-    left, context = usage["completion_tokens"] - 1, usage["prompt_tokens"] + 1
-    mode = "plain" if speculation is None else speculation["mode"]
-    tpot = record["timing"]["tpot_s"]
+Count = Annotated[int, Field(ge=0, le=1 << 40)]
+Tokens = Annotated[int, Field(ge=0, le=1 << 20)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _RunNotes(BaseModel):
+    """Facts of a run that `d3d generate --trace` stores beside the rounds."""
+
+    mode: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    prompt_tokens: Tokens = DEFAULT_CONTEXT
+    tpot_s: Seconds | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+
+
+class _Timing(BaseModel):
+    tpot_s: Seconds | None
+
+
+class _Speculation(BaseModel):
+    mode: str
+    num_accepted_histogram: list[Tokens]
+    undrafted_rounds: Tokens = 0
+    lookup_rounds: Tokens = 0
+    hit_rate_at: list[Share | None] = []
+
+
+class _Answer(BaseModel):
+    """What is read of `d3d generate --json`."""
+
+    usage: _Usage
+    timing: _Timing
+    speculation: _Speculation | None
+
+
+class _Evaluation(BaseModel):
+    """What is read of `d3d evaluate`."""
+
+    num_accepted_histogram: list[Count]
+    mode: str = "serial"
+    bonus_recall: dict[int, list[Share | None]] = {}
+    hit_rate_at: dict[int, list[Share | None]] = {}
+
+
+def _of_answer(answer: _Answer, source: str) -> Trace:
+    usage, speculation, tpot = answer.usage, answer.speculation, answer.timing.tpot_s
+    left, context = usage.completion_tokens - 1, usage.prompt_tokens + 1
+    mode = "plain" if speculation is None else speculation.mode
     measured = None if tpot is None else RecordedTime(mode, tpot, left)
     if speculation is None:
         rounds = [bare_round(0, 0, 1)] * left
         return Trace(source, mode, 0, tuple(in_order(rounds, context)), measured=measured)
-    trace = of_histogram(speculation["num_accepted_histogram"], source=source, mode=mode)
-    undrafted = speculation.get("undrafted_rounds", 0)
-    copied = speculation.get("lookup_rounds", 0)
+    histogram = speculation.num_accepted_histogram
+    trace = of_histogram(histogram, source=source, mode=mode)
+    if sum(histogram) > usage.completion_tokens:
+        raise InvalidRequest(f"{source}: more rounds than tokens; record it again")
+    undrafted, copied = speculation.undrafted_rounds, speculation.lookup_rounds
     rounds = []
-    for accepted in (drafted.num_accepted for drafted in trace.records):
+    for accepted in _shuffled(histogram):
         is_empty = undrafted > 0 and not accepted
         undrafted -= is_empty
         looked_up = not is_empty and copied > 0  # the file has only their number, which is enough
@@ -241,7 +312,7 @@ def _of_answer(record: dict[str, Any], source: str) -> Trace:
         left -= committed
         length = 0 if is_empty else trace.draft_length
         rounds.append(bare_round(length, accepted, committed, looked_up=looked_up))
-    rates = tuple(rate or 0.0 for rate in speculation.get("hit_rate_at", ()))
+    rates = tuple(rate or 0.0 for rate in speculation.hit_rate_at)
     return replace(
         trace,
         rounds=tuple(in_order(rounds, context)),
@@ -250,23 +321,20 @@ def _of_answer(record: dict[str, Any], source: str) -> Trace:
     )
 
 
-def _of_evaluation(record: dict[str, Any], source: str) -> Trace:
-    trace = of_histogram(
-        record["num_accepted_histogram"], source=source, mode=record.get("mode", "serial")
-    )
-    recall = {int(top): tuple(row) for top, row in record.get("bonus_recall", {}).items()}
-    hits = {int(budget): tuple(row) for budget, row in record.get("hit_rate_at", {}).items()}
+def _of_evaluation(record: _Evaluation, source: str) -> Trace:
+    trace = of_histogram(record.num_accepted_histogram, source=source, mode=record.mode)
+    recall = {top: tuple(row) for top, row in record.bonus_recall.items() if top > 0}
+    hits = {budget: tuple(row) for budget, row in record.hit_rate_at.items() if budget > 0}
     return replace(trace, recall=recall or None, hits_by_budget=hits or None)
 
 
-def _of_timeline(records: Sequence[Round], about: dict[str, Any], source: str) -> Trace:
-    """about: the file's notes on the run, if any."""
+def _of_timeline(records: Sequence[Round], about: _RunNotes, source: str) -> Trace:
     if not any(record.num_slots for record in records):  # older files have no slots of fused mode
         records = [record._replace(num_slots=None) for record in records]
     longest = max(record.draft_length for record in records)
     is_async = any(record.preparation is not None for record in records)
-    mode = about.get("mode", "async" if is_async else "serial" if longest else "plain")
-    tpot, tokens = about.get("tpot_s"), sum(record.num_committed for record in records)
+    mode = about.mode or ("async" if is_async else "serial" if longest else "plain")
+    tpot, tokens = about.tpot_s, sum(record.num_committed for record in records)
     if tpot is None:
         last = records[-1]
         spent = last.started + last.t_draft + last.t_verify - records[0].started
@@ -275,8 +343,8 @@ def _of_timeline(records: Sequence[Round], about: dict[str, Any], source: str) -
         source,
         mode,
         longest,
-        tuple(in_order(records, about.get("prompt_tokens", DEFAULT_CONTEXT) + 1)),
-        measured=RecordedTime(mode, tpot, tokens, about.get("dtype"), about.get("threads")),
+        tuple(in_order(records, about.prompt_tokens + 1)),
+        measured=RecordedTime(mode, tpot, tokens, about.dtype, about.threads),
         fallbacks=count_fallbacks(records),
     )
 

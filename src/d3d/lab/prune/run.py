@@ -10,19 +10,17 @@ been."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from d3d.errors import InvalidRequest, first_problem
+from d3d.errors import InvalidRequest
 from d3d.files import FileKind, Journal, alone_in
 from d3d.hub.checkpoint import read_config, read_provenance, save_drafter
 from d3d.hub.open_drafter import load_drafter
 from d3d.hub.open_model import WEIGHTS_FILE, OpenModel
+from d3d.inputs import json_or_none, parse_json, validated
 from d3d.json_text import to_json
 from d3d.lab.prune.curve import Depth
 from d3d.lab.prune.removal import depth_layers, removable, without_layer
@@ -127,19 +125,15 @@ class PruningRun:
                 )
             self._log.append(to_json(identity))
             return
-        if json.loads(lines[0][1]) != identity:
+        if json_or_none(lines[0][1]) != identity:
             raise InvalidRequest(
                 f"{self.directory} holds a run with another drafter, answers or settings; choose "
                 "another directory"
             )
+        advice = "remove this line and those after it to go on from there"
         for number, line in lines[1:]:
-            try:
-                self.curve.append(Depth.model_validate_json(line))
-            except ValidationError as error:
-                raise InvalidRequest(
-                    f"{self._log.path}, line {number}: {first_problem(error)}; remove this line "
-                    "and those after it to go on from there"
-                ) from error
+            where = f"{self._log.path}, line {number}"
+            self.curve.append(validated(Depth, parse_json(line, where, advice), where, advice))
 
     def run(self, on_depth: Callable[[Depth], None], on_look: Look = lambda _: None) -> None:
         """Prune to the fewest layers, then let other processes work in the directory. on_look:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from d3d.engine.metrics import ratio
 from d3d.errors import InvalidRequest
 from d3d.files import FileKind, Journal
+from d3d.inputs import json_or_none
 from d3d.json_text import to_json
 from d3d.lab.stats import Interval, paired_ratio
 from d3d.lab.tune.measure import CaseResult, Measurer, ms_per_token
@@ -124,10 +125,10 @@ def _read(journal: Journal) -> dict[tuple[str, int], CaseResult]:
     """Results by setup and case."""
     results: dict[tuple[str, int], CaseResult] = {}
     for _, line in journal.lines():
+        row = json_or_none(line)
         try:
-            row = json.loads(line)
             fields = (row[name] for name in CaseResult._fields)
             results[to_json(row["setup"]), row["case"]] = CaseResult(*fields)
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             continue  # torn by a kill
     return results

@@ -8,7 +8,6 @@ been."""
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from d3d.engine.metrics import ratio
 from d3d.errors import D3DError, InvalidRequest, MissingExtra
 from d3d.files import CONTINUED, FileKind, Journal, explained
+from d3d.inputs import parse_json
 from d3d.lab.tune.measure import Measurer
 from d3d.lab.tune.setups import SPARED_NOTHING, Setup, Space, starting_points, suggested
 
@@ -219,13 +219,8 @@ def _check_log(path: Path) -> None:
     log = Journal(path, LOG)
     log.cut_torn_line()
     for number, line in log.lines():
-        try:
-            json.loads(line)
-        except ValueError as error:
-            raise InvalidRequest(
-                f"{path}, line {number}: it is damaged ({error}); remove this line and those after "
-                "it to go on from there"
-            ) from error
+        advice = "remove this line and those after it to go on from there"
+        parse_json(line, f"{path}, line {number}", advice)
 
 
 def _seed(seed: int, number: int) -> int:

@@ -6,7 +6,6 @@ Any number of programs may record into the same file; torn lines are skipped whe
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from d3d.engine.params import SamplingParams
 from d3d.errors import D3DError, InvalidRequest
 from d3d.files import FileKind, Journal
+from d3d.inputs import json_or_none, refuse_packed
 
 if TYPE_CHECKING:
     from d3d.api import Messages, Model, SpeculationOptions
@@ -147,6 +147,7 @@ class TrafficLog:
 
 def read_traffic(path: Path) -> tuple[list[Record], int]:
     """Records, and the number of damaged lines. Raises InvalidRequest if there is no record."""
+    refuse_packed(path)
     try:
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     except OSError as error:
@@ -171,8 +172,8 @@ def is_traffic(path: Path) -> bool:
     """True if the first line of a file is a recorded request, possibly a damaged one."""
     try:
         with path.open(encoding="utf-8-sig") as file:
-            first = json.loads(next((line for line in file if line.strip()), "{}"))
-    except (OSError, ValueError):
+            first = json_or_none(next((line for line in file if line.strip()), "{}"))
+    except (OSError, UnicodeDecodeError):
         return False
     return isinstance(first, dict) and "traffic" in first
 

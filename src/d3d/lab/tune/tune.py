@@ -107,7 +107,7 @@ def open_models(
         read_config(path)
     if is_preset_file(target):
         preset = read_preset(target)
-        target, quantize = preset.target, quantize or preset.quantize
+        target, quantize = preset.target, preset.quantize if quantize is None else quantize
     base = open_model(target, device=device, dtype=dtype, quantize=quantize)
     native = NativeTarget(base.transformer)
     ready = ready_drafters(base, list(paths.values()))

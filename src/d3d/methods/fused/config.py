@@ -7,7 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from d3d.errors import InvalidRequest
-from d3d.methods.base import Built, DraftLength, Facts, Lookup, MethodConfig, Parts
+from d3d.methods.base import (
+    MOST_TOKENS,
+    Built,
+    DraftLength,
+    Facts,
+    Lookup,
+    MethodConfig,
+    Parts,
+)
 
 DEFAULT_FUSED_DRAFT_LENGTH = 6
 
@@ -15,6 +23,7 @@ FusedRows = Annotated[
     int | None,
     Field(
         ge=2,
+        le=MOST_TOKENS,
         description="Maximum rows of a pass per request. Default: the preset's, else measured "
         "once per machine.",
     ),

@@ -19,6 +19,7 @@ from d3d.hub.cache import file_sha256
 from d3d.hub.download import fetch
 from d3d.hub.open_model import TargetModel
 from d3d.hub.presets import PRESETS
+from d3d.inputs import input_path
 from d3d.lab.bench.answers import DeliveryTimer, Question, Setting, TimedAnswer
 from d3d.lab.bench.peers import needed
 from d3d.processes import ChildProcess
@@ -32,7 +33,7 @@ def gguf_file(target: str, given: str | None) -> Path:
     """The file to run: `given`, or the target's own. Raises InvalidRequest if there is none."""
     if given is None and target in PRESETS:
         return fetch(PRESETS[target])
-    path = Path(given or target).expanduser()
+    path = input_path(given or target)
     if path.suffix.lower() != ".gguf":
         raise InvalidRequest(
             f"method llama_cpp: {target} is no GGUF file; "
