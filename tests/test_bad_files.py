@@ -30,6 +30,7 @@ from d3d.lab.plan.trace import of_mean, read_trace
 from d3d.lab.report.benchmark import comparison, report
 from d3d.loader import load, preset_of
 from d3d.methods.costs import costs_journal, read_costs
+from d3d.native import build
 from d3d.train.config import read_run_config
 from d3d.train.corpus import read_corpus
 from support.bench_rows import example_rows, write_run
@@ -119,11 +120,12 @@ def models(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def answer(*names: Path) -> Read:
+def answer(*names: Path, backend: str = "native") -> Read:
     """Load a target (and its drafter) and decode two tokens."""
 
     def run() -> object:
-        with load(*map(str, names), device="cpu", dtype="float32") as model:
+        target, *drafter = map(str, names)
+        with load(target, *drafter, device="cpu", dtype="float32", backend=backend) as model:
             return model.generate("a cat", max_tokens=2)
 
     return run
@@ -134,6 +136,12 @@ def answer(*names: Path) -> Read:
 )
 def test_a_target(name: str, models: Path) -> None:
     check(models / "target" / name, str(models / "target"), answer(models / "target"))
+
+
+@pytest.mark.skipif(build.why_not() is not None, reason=str(build.why_not()))
+def test_a_target_in_c(models: Path) -> None:
+    target = models / "target"
+    check(target / "config.json", str(target), answer(target, backend="c"))
 
 
 def test_a_drafter(models: Path) -> None:

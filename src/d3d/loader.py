@@ -128,7 +128,7 @@ def drafts_as_model(name: str, method: str | None) -> bool:
     kind. Of a hub id the config is fetched. Raises InvalidCheckpoint."""
     if method is not None or name in PRESETS or is_preset_file(name):
         return method == "draft_model"
-    path = Path(name).expanduser()
+    path = input_path(name, InvalidCheckpoint)
     return is_causal_model(fetch_config(name) if is_hub_id(name) and not path.exists() else path)
 
 

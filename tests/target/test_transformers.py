@@ -373,7 +373,7 @@ def test_the_command_line_takes_the_engine(
         ]
     )
     assert command("generate", "--prompt", "x", "--backend", "nope", *model).is_refusal(
-        "native, transformers"
+        "native, c, transformers"
     )
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "the cat"}\n')

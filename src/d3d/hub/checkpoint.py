@@ -25,6 +25,7 @@ from d3d.files import FileKind, new_directory
 from d3d.hub.card import CARD_FILE, CardFacts, drafter_card
 from d3d.hub.fingerprint import first_difference, tokenizer_fingerprint
 from d3d.hub.open_model import (
+    CONFIG_FILE,
     DRAFTER_TYPE,
     WEIGHTS_FILE,
     OpenModel,
@@ -36,7 +37,6 @@ from d3d.json_text import to_json
 from d3d.model.drafter import DrafterConfig, DrafterModel
 
 FORMAT = 1
-CONFIG_FILE = "config.json"
 DRAFTER = FileKind(
     "a drafter", ("model_type", "format"), test=lambda config: config["model_type"] == DRAFTER_TYPE
 )

@@ -53,7 +53,7 @@ def gguf_file(source: str) -> Path | None:
     Face directory. Raises InvalidCheckpoint."""
     if source in PRESETS:
         return fetch(PRESETS[source])
-    path = Path(source).expanduser()
+    path = _path(source)
     if not path.is_dir() and is_preset_file(source):
         return gguf_file(read_preset(source).target)
     return path if path.suffix.lower() == ".gguf" and path.is_file() else None

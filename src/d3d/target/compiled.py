@@ -16,12 +16,14 @@ from d3d.engine.sampling import LogitRows
 from d3d.hub.fingerprint import weights_fingerprint
 from d3d.hub.names import gguf_file, resolve_model
 from d3d.hub.open_model import (
+    CONFIG_FILE,
     eos_token_ids,
     load_config,
     load_tokenizer,
     num_tokens,
     read_tensors,
 )
+from d3d.inputs import within
 from d3d.model.config import DecoderConfig, decoder_config
 from d3d.model.kv_cache import SPARE_TOKENS
 from d3d.model.masks.dense import tree
@@ -70,7 +72,8 @@ def open_compiled(source: str) -> CompiledModel:
     tensors of its directory. Raises InvalidCheckpoint, NativeUnavailable."""
     path = resolve_model(source).absolute()
     hf_config, tokenizer = load_config(path), load_tokenizer(path)
-    config = decoder_config(hf_config, num_tokens(tokenizer))
+    with within(path / CONFIG_FILE):
+        config = decoder_config(hf_config, num_tokens(tokenizer))
     stored = read_tensors(path)
     file = gguf_file(source)
     passes = (

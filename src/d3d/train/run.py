@@ -21,7 +21,6 @@ from torch import Tensor
 from d3d.errors import CantWrite, D3DError, InvalidCheckpoint, InvalidRequest, MissingExtra
 from d3d.files import FileKind, Journal, alone_in, restore_interrupted
 from d3d.hub.checkpoint import (
-    CONFIG_FILE,
     DRAFTER,
     PROVENANCE,
     check_mask_token,
@@ -30,7 +29,7 @@ from d3d.hub.checkpoint import (
 from d3d.hub.fingerprint import first_difference
 from d3d.hub.names import resolve_drafter
 from d3d.hub.open_drafter import start_from
-from d3d.hub.open_model import OpenModel
+from d3d.hub.open_model import CONFIG_FILE, OpenModel
 from d3d.inputs import read_object, validated
 from d3d.json_text import to_json
 from d3d.model.drafter import DrafterModel
