@@ -1,7 +1,4 @@
-"""Child processes that run one function in a fresh interpreter.
-
-As a program (`python -m d3d.processes FD PARENT`): the child. It reads its function from the open
-socket FD, and ends when the process PARENT does."""
+"""Child processes that run one function in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -29,16 +26,16 @@ class ChildProcess:
         """The child calls `function(connection, *arguments)`; they must be picklable, without the
         program's main module. Raises OSError if it can't be started."""
         self.connection, theirs = Pipe()
-        paths = os.pathsep.join(map(os.path.abspath, sys.path))
+        # the modules that are found here, and none in the working directory
+        paths = [os.path.abspath(path) for path in sys.path]
         try:
             with theirs:
                 descriptor = theirs.fileno()
+                body = f"from {__name__} import main; main({descriptor}, {os.getpid()})"
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(descriptor), str(os.getpid())],
+                    [sys.executable, "-c", f"import sys; sys.path = {paths}; {body}"],
                     pass_fds=[descriptor],
                     stdin=subprocess.DEVNULL,
-                    # the modules that are found here, and none in the working directory
-                    env=os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
                 )
             self.connection.send((function, arguments))
         except BaseException:
@@ -64,7 +61,8 @@ class ChildProcess:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Body of the child."""
+    """Body of the child, which reads its function from an open socket and ends when its parent
+    does."""
     # Ctrl-C is for the parent, which then ends this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), name="d3d-parent-watch", daemon=True).start()
@@ -82,7 +80,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(WATCH_S)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -373,12 +373,11 @@ def token_logprobs(
     scores: Tensor, token_ids: Sequence[int], num_top: int
 ) -> tuple[TokenLogprob, ...]:
     """Log-probabilities of one token per row, and of the row's best. scores: float32 [rows,
-    vocab_size]. A list of alternatives always includes
-    the chosen one, so it may have one entry more."""
+    vocab_size]. A list of alternatives always includes the chosen one, so it may have one entry
+    more."""
     logprobs = scores.log_softmax(dim=-1)
-    ids = torch.tensor(list(token_ids), device=scores.device).clamp(
-        min=0
-    )  # NO_TOKEN is dropped later
+    chosen_ids = [max(0, token_id) for token_id in token_ids]  # NO_TOKEN is dropped later
+    ids = torch.tensor(chosen_ids, device=scores.device)
     chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
     values, ids = logprobs.topk(min(num_top, scores.shape[-1]))
     entries = []

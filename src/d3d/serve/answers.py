@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d3d.engine.round import Round, TokenLogprob
@@ -139,7 +140,6 @@ class Form:
                 "refusal": None,
             }
         texts = [self._piece(entry.token_id) for entry in entries]
-        starts = [sum(map(len, texts[:place])) for place in range(len(texts))]
         return {
             "tokens": texts,
             "token_logprobs": [entry.logprob for entry in entries],
@@ -147,7 +147,7 @@ class Form:
                 {self._piece(token_id): logprob for token_id, logprob in entry.top}
                 for entry in entries
             ],
-            "text_offset": starts,
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=0))[: len(texts)],
         }
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import json
 import logging
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -40,6 +41,7 @@ from d3d.serve.service import Job, Service
 from d3d.serve.streams import EventStream, events, unless_gone, whole_answers
 
 LOG = logging.getLogger("d3d.serve")
+Result = TypeVar("Result")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
 """Paths that need no key; they tell counts and versions only."""
@@ -133,6 +135,8 @@ class _Routes:
         self.created = int(time.time())
         # one thread: giant prompts in several would leave each thread's heap at its largest
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="d3d-encode")
+        # one of its own: scores may take minutes, and must not hold up what else needs a thread
+        self._scorer = ThreadPoolExecutor(1, thread_name_prefix="d3d-score")
 
     # Answers
 
@@ -161,15 +165,20 @@ class _Routes:
         form = self._form(body, prompts, is_chat=False)
         scores: list[list[TokenLogprob]] = [[] for _ in prompts]
         results: list[GenerationResult | None] = [None for _ in prompts]
-        for place, token_ids in enumerate(prompts):
-            if body.logprobs is not None:
-                scores[place] = await asyncio.to_thread(
-                    self.model.score, token_ids, num_top=body.logprobs
-                )
+        if body.logprobs is not None:
+            scores = await unless_gone(request, self._scores(prompts, body.logprobs))
         if body.max_tokens != 0:
             jobs = await self._jobs(body, prompts)
             results = list(await unless_gone(request, whole_answers(jobs)))
         return JSONResponse(form.echoed(list(map(Echo, prompts, scores, results))))
+
+    async def _scores(self, prompts: list[list[int]], num_top: int) -> list[list[TokenLogprob]]:
+        return [
+            await self._off_loop(
+                self._scorer, partial(self.model.score, token_ids, num_top=num_top)
+            )
+            for token_ids in prompts
+        ]
 
     async def _answer(
         self, request: Request, body: GenerationBody, prompts: list[list[int]], *, is_chat: bool
@@ -210,7 +219,11 @@ class _Routes:
     ) -> list[int]:
         """Encode a prompt off the event loop. Raises InvalidRequest."""
         encode = partial(self.model.encode, prompt, raw=raw, thinking=thinking)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
+        return await self._off_loop(self._encoder, encode)
+
+    @staticmethod
+    async def _off_loop(executor: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
 
     # Models and tokens
 
@@ -239,11 +252,12 @@ class _Routes:
             messages = [{"role": each.role, "content": each.text} for each in body.messages]
             tokens = await self._encode(messages)
         else:
-            tokens = list(
-                self.model.tokenizer.encode(
-                    body.prompt or "", add_special_tokens=body.add_special_tokens
-                )
+            encode = partial(
+                self.model.tokenizer.encode,
+                body.prompt or "",
+                add_special_tokens=body.add_special_tokens,
             )
+            tokens = list(await self._off_loop(self._encoder, encode))
         return {
             "count": len(tokens),
             "max_model_len": self.model.max_length,
@@ -260,7 +274,8 @@ class _Routes:
                     f"tokens: id {token_id} is not in the vocabulary (0 to {size - 1})",
                     param="tokens",
                 )
-        return {"prompt": self.model.tokenizer.decode(body.tokens)}
+        decode = partial(self.model.tokenizer.decode, body.tokens)
+        return {"prompt": await self._off_loop(self._encoder, decode)}
 
     async def tokenizer_info(self) -> dict[str, Any]:
         tokenizer = self.model.tokenizer

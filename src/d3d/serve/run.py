@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -27,7 +26,7 @@ IDLE_S = 30
 
 
 class DrainingServer(uvicorn.Server):
-    """Server that tells the service of SIGTERM and Ctrl-C at once, so that streams can end."""
+    """Server that tells the service of SIGTERM and Ctrl-C before it waits for streams to end."""
 
     def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
         super().__init__(config)
@@ -44,9 +43,11 @@ class DrainingServer(uvicorn.Server):
             for sig, handler in former.items():
                 signal.signal(sig, handler)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, once the service knows. Not in the signal's handler: it may have
+        interrupted the very lock that it would wait for."""
         self._drain()
-        super().handle_exit(sig, frame)
+        await super().shutdown(sockets)
 
 
 def check_host(host: str, api_key: str | None, *, no_api_key: bool) -> None:

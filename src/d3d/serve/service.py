@@ -47,18 +47,24 @@ class Job:
     def has_ended(self) -> bool:
         return self._has_ended
 
-    def collect(self) -> list[StreamChunk]:
-        """Pass on what the last step gave; called by the stepping thread."""
-        chunks = list(self.handle.taken())
-        for chunk in chunks:
-            self._put(chunk)
+    def collect(self, observe: Callable[[Job, Sequence[StreamChunk]], None]) -> None:
+        """Pass on what the last step gave; called by the stepping thread. observe: called before
+        the reader sees it, so that no figure lags behind an answer."""
+        items: list[StreamChunk | Ended] = []
+        items += (chunks := list(self.handle.taken()))
         if chunks and chunks[-1].result is not None:
             self.result = chunks[-1].result
             self._has_ended = True
-        elif self.handle.finished:
+        elif self.handle.finished and not self._has_ended:
+            self._has_ended = True
             error = self.handle.request.error
-            self.end("it was cancelled" if error is None else str(error), error)
-        return chunks
+            items.append(Ended("it was cancelled" if error is None else str(error), error))
+        try:
+            if items:
+                observe(self, chunks)
+        finally:
+            for item in items:
+                self._put(item)
 
     def end(self, reason: str, error: Exception | None = None) -> None:
         """End the answer early."""
@@ -120,7 +126,7 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return self._thread.is_alive() and self._drain_by is None
+        return self._thread.is_alive() and self._drain_by is None and not self._is_stopping
 
     @property
     def num_open(self) -> int:
@@ -189,6 +195,13 @@ class Service:
         self.model.close()
 
     def _run(self) -> None:
+        try:
+            self._step_on()
+        finally:  # whatever ended the thread: nobody waits for answers that never come
+            self._is_stopping = True
+            self._end_all("the server is stopping")
+
+    def _step_on(self) -> None:
         while not self._is_stopping:
             self._wake.clear()
             try:
@@ -206,9 +219,7 @@ class Service:
         with self._lock:
             jobs = list(self._jobs)
         for job in jobs:
-            chunks = job.collect()
-            if chunks or job.has_ended:
-                self._observe(job, chunks)
+            job.collect(self._observe)
         with self._lock:
             self._jobs = [job for job in self._jobs if not job.has_ended]
 

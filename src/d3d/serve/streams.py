@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -16,6 +16,8 @@ from d3d.results import GenerationResult, StreamChunk
 from d3d.serve.answers import Form
 from d3d.serve.protocol import BadRequest
 from d3d.serve.service import AnswerFailed, Job
+
+Answer = TypeVar("Answer")
 
 
 async def whole_answers(jobs: Sequence[Job]) -> list[GenerationResult]:
@@ -36,10 +38,8 @@ async def whole_answers(jobs: Sequence[Job]) -> list[GenerationResult]:
     return results
 
 
-async def unless_gone(
-    request: Request, answer: Awaitable[list[GenerationResult]]
-) -> list[GenerationResult]:
-    """Wait for answers, and cancel them if the client goes."""
+async def unless_gone(request: Request, answer: Awaitable[Answer]) -> Answer:
+    """Wait for an answer, and cancel it if the client goes."""
     task = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
     try:
