@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from platform import node
+from threading import get_ident
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -211,24 +212,19 @@ def write_whole(path: Path, kind: FileKind, content: str | bytes, safe: str = UN
             path.write_bytes(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(PARTIAL_SUFFIX, f".{path.name}.", path.parent)
+        name = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}{PARTIAL_SUFFIX}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with name.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+            if path.exists():
+                os.chmod(name, path.stat().st_mode)
             os.replace(name, path)
         except BaseException:  # Ctrl-C, too
             with suppress(OSError):
                 os.unlink(name)
             raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

@@ -251,6 +251,8 @@ BAD: list[tuple[Any, int, str | None]] = [
     ({"messages": QUESTION, "presence_penalty": 3}, 400, "presence_penalty"),
     ({"messages": QUESTION, "logit_bias": {"x": 1}}, 400, "logit_bias"),
     ({"messages": QUESTION, "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    ({"messages": QUESTION, "logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, 400, None),
+    ({"messages": QUESTION, "stop_token_ids": [1] * 1025}, 400, "stop_token_ids"),
     ({"messages": QUESTION, "seed": 2**70}, 400, "seed"),
     ({"messages": QUESTION, "stop": [""]}, 400, "stop"),
     ({"messages": QUESTION, "stop": 5}, 400, "stop"),
@@ -315,6 +317,33 @@ def test_only_json_is_read_and_other_sites_get_no_leave(http: httpx2.Client) -> 
     assert preflight.status_code == 405
     assert "access-control-allow-origin" not in preflight.headers
     assert http.get("/v1/models/../../etc/passwd").status_code == 404
+
+
+def test_a_page_whose_name_leads_here_can_not_use_it(http: httpx2.Client) -> None:
+    body = {"messages": QUESTION, "max_tokens": 2}
+    for host, status in (("evil.example:8000", 403), ("", 403), ("LocalHost:1", 200)):
+        answer = http.post("/v1/chat/completions", json=body, headers={"host": host})
+        assert answer.status_code == status
+
+
+def test_streamed_offsets_and_prompts_are_those_of_each_choice(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": NAME, "prompt": ["a cat", "the mat"], "max_tokens": 9}
+    asked |= {"temperature": 0, "logprobs": 0, "extra_body": {"return_token_ids": True}}
+    whole = client.completions.create(**asked)
+    assert [each.to_dict()["prompt_token_ids"] for each in whole.choices] == [
+        client.completions.create(**asked | {"prompt": each})
+        .choices[0]
+        .to_dict()["prompt_token_ids"]
+        for each in asked["prompt"]
+    ]
+    streamed: dict[int, list[int]] = {}
+    for chunk in client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            if choice.logprobs is not None:
+                streamed.setdefault(choice.index, []).extend(choice.logprobs.text_offset or [])
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        assert streamed[choice.index] == choice.logprobs.text_offset
 
 
 def test_a_full_queue_says_when_to_come_back(http: httpx2.Client) -> None:

@@ -33,9 +33,13 @@ class Form:
     tokenizer: PreTrainedTokenizerFast
     wants_ids: bool = False
     wants_logprobs: bool = False
-    prompt_ids: list[int] = field(default_factory=list)
+    prompt_ids: list[list[int]] = field(default_factory=list)
+    """One per choice."""
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    _lengths: dict[int, int] = field(default_factory=dict)
+    """Characters streamed so far, by choice."""
 
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -94,7 +98,13 @@ class Form:
             return None
         choice: dict[str, Any] = {"index": index}
         choice |= {"delta": {"content": chunk.text}} if self.is_chat else {"text": chunk.text}
-        choice["logprobs"] = self._logprobs(chunk.logprobs) if self.wants_logprobs else None
+        choice["logprobs"] = None
+        if self.wants_logprobs:
+            table = choice["logprobs"] = self._logprobs(chunk.logprobs)
+            if not self.is_chat:  # offsets run through the whole answer
+                start = self._lengths.get(index, 0)
+                table["text_offset"] = [start + place for place in table["text_offset"]]
+                self._lengths[index] = start + sum(map(len, table["tokens"]))
         choice["finish_reason"] = reason
         if self.wants_ids:
             choice["token_ids"] = list(chunk.token_ids)
@@ -123,7 +133,7 @@ class Form:
         choice["finish_reason"] = result.finish_reason
         if self.wants_ids:
             choice["token_ids"] = list(result.token_ids)
-            choice["prompt_token_ids"] = self.prompt_ids
+            choice["prompt_token_ids"] = self.prompt_ids[index]
         return choice
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -52,6 +52,9 @@ class Access:
     """Who may ask, and how much."""
 
     api_key: str | None = None
+    hosts: frozenset[str] | None = None
+    """Names by which it may be called; None for any. Without them a web page whose own name leads
+    here could use a server without a key."""
     max_body_bytes: int = 8 * 2**20
 
 
@@ -102,6 +105,9 @@ class _Guard:
             await send(message)
 
         app = self._app if self._may_enter(scope) else _answered(_NO_KEY)
+        hosts = self._access.hosts
+        if hosts is not None and _host(scope) not in hosts:
+            app = _answered(_WRONG_HOST)
         try:
             await app(scope, receive, watched)
         finally:
@@ -120,6 +126,18 @@ class _Guard:
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, f"Bearer {key}".encode())
 
+
+def _host(scope: Scope) -> str:
+    """Name by which the server was called, without its port."""
+    given = str(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
+    return re.sub(r":\d*$", "", given).strip("[]").lower()
+
+
+_WRONG_HOST = BadRequest(
+    "this server answers to the name of this machine's loopback address only, such as localhost",
+    status=403,
+    code="wrong_host",
+)
 
 _NO_KEY = BadRequest(
     "the API key is missing or wrong; send it as Authorization: Bearer KEY",
@@ -211,7 +229,7 @@ class _Routes:
             self.model.tokenizer,
             wants_ids=bool(body.return_token_ids),
             wants_logprobs=body.num_logprobs is not None,
-            prompt_ids=prompts[0],
+            prompt_ids=[ids for ids in prompts for _ in range(body.num_choices)],
         )
 
     async def _encode(

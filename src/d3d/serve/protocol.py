@@ -56,6 +56,8 @@ INERT: dict[str, tuple[Any, ...]] = {
 MOST_CHOICES = 16
 MOST_PROMPTS = 64
 MOST_STOPS = 16
+MOST_IDS = 1024
+"""Entries of logit_bias and stop_token_ids."""
 
 
 class BadRequest(Exception):  # becomes an HTTP answer, not a line of a command
@@ -122,10 +124,12 @@ class GenerationBody(_Body):
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
+        default=None, max_length=MOST_IDS
+    )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(default=None, max_length=MOST_IDS)
     min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool = False
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)

@@ -21,6 +21,8 @@ from d3d.serve.service import Service
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 HEADER_LIMIT_BYTES = 64 * 1024
+MOST_CONNECTIONS = 512
+"""Further ones get status 503."""
 IDLE_S = 30
 """Seconds after which an idle connection is closed."""
 
@@ -78,6 +80,11 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _names(bound: socket.socket, api_key: str | None) -> frozenset[str] | None:
+    """Host names that requests may give; None for any, if there is a key or others may ask."""
+    return LOOPBACK if api_key is None and bound.getsockname()[0] in LOOPBACK else None
+
+
 def serve(
     model: Model,
     options: dict[str, Any],
@@ -101,10 +108,11 @@ def serve(
     service.start()
     try:
         config = uvicorn.Config(
-            make_app(service, name, metrics, Access(api_key)),
+            make_app(service, name, metrics, Access(api_key, _names(bound, api_key))),
             log_level=logging.WARNING,
             access_log=False,
             timeout_keep_alive=IDLE_S,
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=int(drain_s) + 5,
             h11_max_incomplete_event_size=HEADER_LIMIT_BYTES,
             http="h11",
