@@ -45,7 +45,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield
     used = sum(os.times()[:4]) - before
     if used > UNMARKED_CPU_S and not is_slow(item):
-        message = f"used {used:.1f} s of CPU: make it smaller or mark it slow"
+        message = f"used {used:.1f} s of CPU: make it smaller, or list it in slow_tests.txt"
         item.warn(pytest.PytestWarning(message))
 
 

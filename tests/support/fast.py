@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+SLOW_TESTS = Path(__file__).parents[1] / "slow_tests.txt"
+"""Tests that take more than a tenth of a second or so, fixtures included, without their cases: from
+`pytest --fast --durations=0`."""
+
+
+@cache
+def slow_tests() -> frozenset[str]:
+    return frozenset(SLOW_TESTS.read_text(encoding="utf-8").split())
+
 
 def is_slow(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("slow", "real_model"))
+    if any(item.get_closest_marker(name) for name in ("slow", "real_model")):
+        return True
+    return item.nodeid.partition("[")[0] in slow_tests()
 
 
 def one_quick_case_each(items: Iterable[pytest.Item]) -> list[pytest.Item]:
