@@ -7,7 +7,7 @@ from typing import Any, TypedDict, cast
 
 from pydantic import ValidationError
 
-from d3d.engine.sampling import SamplingParams
+from d3d.engine.params import SamplingParams
 from d3d.errors import InvalidRequest, first_problem
 
 

@@ -127,9 +127,7 @@ def sampling(*names: str, **defaults: Any) -> Group:
 
 def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
     """Collect sampling options. Raises InvalidRequest for impossible ones."""
-    from pydantic import ValidationError
-
-    from d3d.errors import first_problem
+    from d3d.request_options import sampling_params
 
     options = dict(given)
     for name in ("stop", "stop_token_ids"):
@@ -137,10 +135,7 @@ def _sampling_options(given: dict[str, Any]) -> dict[str, Any]:
             options[name] = tuple(options[name] or ())
     if "logit_bias" in options:
         options["logit_bias"] = parse_logit_bias(options["logit_bias"])
-    try:
-        SamplingParams(**options)
-    except ValidationError as error:
-        raise InvalidRequest(first_problem(error, SamplingParams.model_fields)) from error
+    sampling_params(options)
     return options
 
 

@@ -1,4 +1,4 @@
-"""How near a target's choice was to another one."""
+"""Margin between a target's choice and another token."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
@@ -123,22 +123,39 @@ def open_model(
 
     `quantize` takes effect when the weights are packed; here they stay as stored. Raises
     InvalidCheckpoint or InvalidRequest."""
-    prepare_for_forks()
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantize(quantize, where)
+    path, config, tokenizer, ends, stored, fingerprint = read_decoder(source)
+    with within(path):
+        transformer = Transformer(config, stored, device=where, dtype=kind).eval()
+    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
+
+
+class DecoderFiles(NamedTuple):
+    """Contents of a decoder's directory."""
+
+    path: Path
+    config: DecoderConfig
+    tokenizer: PreTrainedTokenizerFast
+    eos_token_ids: frozenset[int]
+    tensors: dict[str, Tensor]
+    fingerprint: str
+
+
+def read_decoder(source: str) -> DecoderFiles:
+    """Read a decoder by preset name, directory, GGUF file or hub id, and prepare this process for
+    forks. Raises InvalidCheckpoint."""
+    prepare_for_forks()
     path = resolve_model(source).absolute()  # others load it again, perhaps from elsewhere
     hf_config = load_config(path)
     tokenizer = load_tokenizer(path)
     with within(path / CONFIG_FILE):
         config = decoder_config(hf_config, num_tokens(tokenizer))
     stored = read_tensors(path)
-    fingerprint = weights_fingerprint(stored)
-    with within(path):
-        transformer = Transformer(config, stored, device=where, dtype=kind).eval()
     known = range(config.num_tokens)
     ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
-    return OpenModel(source, path, config, transformer, tokenizer, ends, fingerprint, quantize)
+    return DecoderFiles(path, config, tokenizer, ends, stored, weights_fingerprint(stored))
 
 
 def pick_device(name: str) -> torch.device:

@@ -91,11 +91,11 @@ def serve(
     bound: socket.socket,
     *,
     name: str,
-    api_key: str | None = None,
-    max_batch: int = 8,
-    max_waiting: int = 64,
-    drain_s: float = 10.0,
-    on_ready: Callable[[], None] = lambda: None,
+    api_key: str | None,
+    max_batch: int,
+    max_waiting: int,
+    drain_s: float,
+    on_ready: Callable[[], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. options: speculation options of all requests. drain_s: time
     that answers under way have to end after that; those that do not end with an error event.

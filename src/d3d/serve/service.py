@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
-from d3d.api import Model
+from d3d.api import DEFAULT_BATCH, Model
 from d3d.handle import Handle
 from d3d.results import GenerationResult, StreamChunk
 from d3d.serve.protocol import BadRequest
@@ -102,7 +102,7 @@ class Service:
         model: Model,
         options: dict[str, Any],
         *,
-        max_batch: int = 8,
+        max_batch: int = DEFAULT_BATCH,
         max_waiting: int = 64,
         observe: Callable[[Job, Sequence[StreamChunk]], None],
     ) -> None:

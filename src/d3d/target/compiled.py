@@ -13,18 +13,9 @@ import torch.nn.functional as F
 from d3d.engine.drafter import Draft, Target
 from d3d.engine.request import Request
 from d3d.engine.sampling import LogitRows
-from d3d.hub.fingerprint import weights_fingerprint
-from d3d.hub.names import gguf_file, resolve_model
-from d3d.hub.open_model import (
-    CONFIG_FILE,
-    eos_token_ids,
-    load_config,
-    load_tokenizer,
-    num_tokens,
-    read_tensors,
-)
-from d3d.inputs import within
-from d3d.model.config import DecoderConfig, decoder_config
+from d3d.hub.names import gguf_file
+from d3d.hub.open_model import read_decoder
+from d3d.model.config import DecoderConfig
 from d3d.model.kv_cache import SPARE_TOKENS
 from d3d.model.masks.dense import tree
 from d3d.native.native_pass import NativePass
@@ -70,20 +61,13 @@ class CompiledModel:
 def open_compiled(source: str) -> CompiledModel:
     """Load a model into the C library: a GGUF file's quantised weights as they are, else the
     tensors of its directory. Raises InvalidCheckpoint, NativeUnavailable."""
-    path = resolve_model(source).absolute()
-    hf_config, tokenizer = load_config(path), load_tokenizer(path)
-    with within(path / CONFIG_FILE):
-        config = decoder_config(hf_config, num_tokens(tokenizer))
-    stored = read_tensors(path)
+    path, config, tokenizer, ends, stored, fingerprint = read_decoder(source)
     file = gguf_file(source)
     passes = (
         NativePass.from_tensors(stored, config)
         if file is None
         else NativePass.from_gguf(file, config)
     )
-    known = range(config.num_tokens)
-    ends = frozenset(i for i in eos_token_ids(path, hf_config, tokenizer) if i in known)
-    fingerprint = weights_fingerprint(stored)
     return CompiledModel(source, path, config, passes, tokenizer, ends, fingerprint)
 
 

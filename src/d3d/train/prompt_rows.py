@@ -134,17 +134,13 @@ def _json_file(spec: str, path: Path) -> PromptRows:
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     if ".json" in path.suffixes and text.lstrip().startswith("["):
-        for number, row in enumerate(_parsed(text, str(path)), 1):
+        for number, row in enumerate(parse_json(text, str(path)), 1):
             yield f"{path}, element {number}", row
         return
     for number, line in enumerate(text.split("\n"), 1):  # texts may hold other line separators
         if line.strip():
             where = f"{path}, line {number}"
-            yield where, _parsed(line, where)
-
-
-def _parsed(text: str, where: str) -> Any:
-    return parse_json(text, where)
+            yield where, parse_json(line, where)
 
 
 def _parquet(spec: str, path: Path) -> PromptRows:
